@@ -1,0 +1,1 @@
+"""The offline stage: images → shards → cached teacher targets. Training code never imports it."""

@@ -1,0 +1,1 @@
+"""Elastic vision backbones: attention linear in image size, compute chosen at inference."""

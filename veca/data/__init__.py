@@ -1,0 +1,1 @@
+"""From shards to batches. Knows nothing of the model."""
