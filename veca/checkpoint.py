@@ -1,0 +1,190 @@
+"""Files ↔ models: saved folders, run checkpoints, the authors' layout, Hub ids.
+
+Nothing in a file is executed: weights come from safetensors or from `torch.load(weights_only=True)`.
+"""
+
+import os
+import pickle
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+from torch import Tensor
+
+from veca.model import Size, Veca
+from veca.model.hub import CONFIG_NAME, WEIGHTS_NAME, build_model, read_config, read_tensors
+
+STUDENT_PREFIX = "student."
+SIZE_KEY = "student_size"  # a run's checkpoint holds the size fields under this key
+
+# Ours → the authors' names. A rule rewrites the whole name or leaves it alone.
+_AUTHORS_RULES = (
+    (r"patch_embed\.(weight|bias)", r"patch_embed.proj.\1"),
+    (r"cores\.tokens\.(\d+)", r"query_token_chunks.\1"),
+    (r"cores\.coordinates\.(\d+)", r"qcoord_chunks.\1"),
+    (r"coordinate_scales", r"pos_alpha"),
+    (r"coordinate_heads\.(\d+)\.(weight|bias)", r"pos_linears.\1.\2"),
+    (r"blocks\.(\d+)\.attn\.(q|k|v|out)\.(weight|bias)", r"blocks.\1.attn.\2_proj.\3"),
+    (r"blocks\.(\d+)\.ffn\.(fc1|fc2)\.(weight|bias)", r"blocks.\1.\2.\3"),
+)
+
+
+def load_model(source: str | os.PathLike[str]) -> Veca:
+    """A model in eval mode from a saved folder, a run's .ckpt, the authors' .pt, or a Hub id."""
+    path = Path(source)
+    if path.is_dir():
+        tensors = read_tensors(path / WEIGHTS_NAME)
+        return build_model(Veca, read_config(path / CONFIG_NAME), tensors, source=str(path))
+    if path.is_file():
+        return _load_file(path)
+    if re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", str(source)) and not path.suffix:
+        return _load_hub(str(source))
+    raise FileNotFoundError(
+        f"no model at {source}. Give a folder with model.safetensors and config.json, a run's .ckpt, "
+        "the authors' .pt, or a Hub id such as owner/name."
+    )
+
+
+def convert(authors_path: Path, out_dir: Path) -> None:
+    """Convert a checkpoint in the authors' layout to model.safetensors + config.json.
+
+    Args:
+        authors_path: the authors' .pt file; it is read without executing anything in it.
+        out_dir: folder to write; `veca.load_model` reads it.
+    """
+    if not authors_path.is_file():
+        raise FileNotFoundError(f"no checkpoint at {authors_path}.")
+    model = authors_model(read_pickle(authors_path), source=str(authors_path))
+    model.save_pretrained(out_dir)
+    count = sum(parameter.numel() for parameter in model.parameters())
+    print(f"{out_dir}: {count:,} parameters, budgets {', '.join(map(str, model.budgets))}")
+
+
+def read_pickle(path: Path) -> dict[str, Any]:
+    """A dict of tensors and plain values from a `torch.save`d file, with the safe unpickler."""
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        first = str(error).strip().splitlines()[0]
+        raise ValueError(
+            f"{path} was refused: it asks for more than tensors and plain values, and reading it could "
+            f"run code ({first}). Ask its maker for safetensors."
+        ) from None
+    except Exception as error:  # a damaged file makes the unpickler fail in any way there is
+        raise ValueError(f"{path} is not an intact checkpoint: {error!r}.") from None
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} holds a {type(content).__name__}; a checkpoint is a dict.")
+    return content
+
+
+def run_model(checkpoint: dict[str, Any], *, source: str) -> Veca:
+    """The student of a run's Lightning checkpoint."""
+    if SIZE_KEY not in checkpoint:
+        raise ValueError(f"{source} has no {SIZE_KEY!r}: its student is not a Veca of ours.")
+    tensors = {
+        name.removeprefix(STUDENT_PREFIX).replace("_orig_mod.", ""): tensor
+        for name, tensor in checkpoint["state_dict"].items()
+        if name.startswith(STUDENT_PREFIX)
+    }
+    return build_model(Veca, _size_from_dict(checkpoint[SIZE_KEY], source), tensors, source=source)
+
+
+def authors_model(checkpoint: dict[str, Any], *, source: str) -> Veca:
+    """A model from the authors' layout (method §1); sizes follow from the tensors."""
+    tensors = {_strip_prefixes(name): tensor for name, tensor in checkpoint["student"].items()}
+    wrong = [name for name, tensor in tensors.items() if not isinstance(tensor, Tensor)]
+    if wrong:
+        raise ValueError(f"{source}: student.{wrong[0]} is not a tensor.")
+    config = checkpoint.get("config")
+    size = _authors_size(tensors, config if isinstance(config, dict) else {}, source=source)
+    with torch.device("meta"):
+        theirs = {authors_name(name): name for name in Veca(**size.as_dict()).state_dict()}
+    problems = [f"missing {name}" for name in theirs if name not in tensors]
+    problems += [f"unknown {name}" for name in tensors if name not in theirs]
+    if problems:
+        listed = "; ".join(sorted(problems)[:8])
+        raise ValueError(f"{source} is not in the authors' layout: {listed}.")
+    renamed = {theirs[name]: tensor for name, tensor in tensors.items()}
+    return build_model(Veca, size, renamed, source=source)
+
+
+def authors_name(name: str) -> str:
+    """The authors' name of one of our tensors."""
+    for pattern, replacement in _AUTHORS_RULES:
+        if match := re.fullmatch(pattern, name):
+            return match.expand(replacement)
+    return name
+
+
+def _load_file(path: Path) -> Veca:
+    content = read_pickle(path)
+    readers: dict[str, Callable[..., Veca]] = {"student": authors_model, "state_dict": run_model}
+    for key, reader in readers.items():
+        if isinstance(content.get(key), dict):
+            return reader(content, source=str(path))
+    raise ValueError(
+        f"{path} is neither a run's checkpoint (key 'state_dict') nor in the authors' layout "
+        f"(key 'student'); its keys are {sorted(map(str, content))[:8]}."
+    )
+
+
+def _load_hub(name: str) -> Veca:
+    try:
+        return Veca.from_pretrained(name)
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        first = str(error).strip().splitlines()[0]
+        raise FileNotFoundError(
+            f"{name} is no local path, and the Hub did not give it ({first}). "
+            "Check the name, run `hf auth login` if it is gated, or download the folder and give its path."
+        ) from None
+
+
+def _strip_prefixes(name: str) -> str:
+    return re.sub(r"\A(?:module\.|student\.)+", "", name)
+
+
+def _size_from_dict(fields: Any, source: str) -> Size:
+    try:
+        return Size(**fields)
+    except TypeError as error:
+        raise ValueError(f"{source} has damaged size fields: {error}.") from None
+
+
+def _authors_size(tensors: dict[str, Tensor], config: dict[str, Any], *, source: str) -> Size:
+    needed = {
+        "patch_embed.proj.weight": 4,
+        "query_token_chunks.0": 3,
+        "blocks.0.fc2.weight": 2,
+    }
+    for name, ndim in needed.items():
+        if name not in tensors or tensors[name].ndim != ndim:
+            raise ValueError(
+                f"{source} is not in the authors' layout: missing {name} with {ndim} dimensions."
+            )
+    width, in_channels, patch_size, _ = tensors["patch_embed.proj.weight"].shape
+    groups = [name for name in tensors if name.startswith("query_token_chunks.")]
+    layers = {name.split(".")[1] for name in tensors if name.startswith("blocks.")}
+    projection, heads = tensors.get("output_proj.weight"), config.get("num_heads")
+    core_group = tensors["query_token_chunks.0"].shape[1]
+    hidden = tensors["blocks.0.fc2.weight"].shape[1]
+    return Size(
+        width=width,
+        depth=len(layers),
+        num_heads=heads if isinstance(heads, int) else max(1, width // 64),
+        ffn_ratio=_ffn_ratio(width, hidden, config.get("mlp_ratio")),
+        num_cores=len(groups) * core_group,
+        core_group=core_group,
+        patch_size=patch_size,
+        in_channels=in_channels,
+        out_width=None if projection is None else projection.shape[0],
+    )
+
+
+def _ffn_ratio(width: int, hidden: int, stated: Any) -> float:
+    """A ratio whose int(width·ratio) is `hidden`; the stated one when it fits."""
+    candidates = [stated] if isinstance(stated, int | float) else []
+    candidates += [hidden / width, (hidden + 0.5) / width]  # the division may round down
+    return next(float(ratio) for ratio in candidates if int(width * ratio) == hidden)

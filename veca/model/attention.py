@@ -1,0 +1,70 @@
+"""Core-periphery attention: cores read everything, patches read cores only (method §1, paper §3).
+
+With X = [R ; Z], cores first: R' = softmax(Q_R K_Xᵀ/√h) V_X and Z' = softmax(Q_Z K_Rᵀ/√h) V_R.
+Two attention calls; no N×N score is ever formed.
+
+Shapes: B batch, C active cores, N patches, T = C + N tokens, D width, H heads, h head width.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from veca.model.rope import rotate
+
+
+class CoreAttention(nn.Module):
+    """Four projections shared by cores and patches around two attention calls."""
+
+    def __init__(self, *, width: int, num_heads: int) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.q = nn.Linear(width, width)
+        self.k = nn.Linear(width, width)
+        self.v = nn.Linear(width, width)
+        self.out = nn.Linear(width, width)
+
+    def forward(self, x: Tensor, rotation: Tensor, budget: int) -> Tensor:
+        """Tokens (B, T, D), cores first, and their rotation (B, T, h/2, 2) → (B, T, D)."""
+        q, k, v = self.project(x, rotation)  # each (B, H, T, h)
+        cores = F.scaled_dot_product_attention(q[:, :, :budget], k, v)
+        patches = F.scaled_dot_product_attention(q[:, :, budget:], k[:, :, :budget], v[:, :, :budget])
+        mixed = torch.cat((cores.transpose(1, 2), patches.transpose(1, 2)), dim=1)  # (B, T, H, h)
+        out: Tensor = self.out(mixed.flatten(-2))
+        return out
+
+    def project(self, x: Tensor, rotation: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys (both rotated) and values, each (B, H, T, h), from one product."""
+        weight = torch.cat((self.q.weight, self.k.weight, self.v.weight))
+        bias = torch.cat((self.q.bias, self.k.bias, self.v.bias))
+        qkv = F.linear(x, weight, bias).unflatten(-1, (3, self.num_heads, -1))  # (B, T, 3, H, h)
+        qk = rotate(qkv[:, :, :2], rotation[:, :, None, None])
+        q, k = qk.transpose(1, 3).unbind(2)  # (B, H, 2, T, h) → (B, H, T, h)
+        return q, k, qkv[:, :, 2].transpose(1, 2)
+
+    def contributions(self, x: Tensor, rotation: Tensor, budget: int) -> Tensor:
+        """How much each patch adds to each core's output, as shares of all tokens: (B, C, N).
+
+        For core i and token j it is ‖Σ_heads a_ij · W_out v_j‖₂, normalised over j (method §6). The
+        norm of a sum over heads needs only the Gram matrix of each token's head outputs, (H, H),
+        so that no C×T×D tensor is formed.
+        """
+        q, k, v = self.project(x, rotation)
+        scores = q[:, :, :budget] @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
+        weights = scores.softmax(-1)  # (B, H, C, T)
+        out = self.out.weight.unflatten(1, (self.num_heads, -1))  # (D, H, h)
+        norms = [_contribution_norms(weights[i], v[i], out) for i in range(len(x))]
+        shares = torch.stack(norms)
+        shares = shares / shares.sum(-1, keepdim=True).clamp_min(torch.finfo(shares.dtype).tiny)
+        return shares[..., budget:]
+
+
+def _contribution_norms(weights: Tensor, values: Tensor, out: Tensor, block: int = 1024) -> Tensor:
+    """One image: weights (H, C, T), values (H, T, h), out (D, H, h) → norms (C, T)."""
+    norms = []
+    for part, values_part in zip(weights.split(block, -1), values.split(block, 1), strict=True):
+        heads = torch.einsum("htc,dhc->thd", values_part, out)  # (T, H, D)
+        gram = heads @ heads.transpose(1, 2)  # (T, H, H)
+        squared = torch.einsum("gct,tgh,hct->ct", part, gram, part)
+        norms.append(squared.clamp_min(0).sqrt())
+    return torch.cat(norms, -1)

@@ -1,0 +1,101 @@
+"""The one table of model sizes, and the rules a size must obey (paper, table 1; method §1)."""
+
+import math
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Size:
+    """Everything that fixes the shape of a model; the fields of `config.json`."""
+
+    width: int
+    depth: int
+    num_heads: int
+    ffn_ratio: float
+    num_cores: int = 64
+    core_group: int = 8
+    patch_size: int = 16
+    in_channels: int = 3
+    out_width: int | None = None
+
+    @property
+    def head_width(self) -> int:
+        return self.width // self.num_heads
+
+    @property
+    def ffn_width(self) -> int:
+        return int(self.width * self.ffn_ratio)
+
+    @property
+    def budgets(self) -> tuple[int, ...]:
+        return tuple(range(self.core_group, self.num_cores + 1, self.core_group))
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+SIZES: dict[str, Size] = {
+    "tiny": Size(width=192, depth=6, num_heads=3, ffn_ratio=2.66667),  # ours, for CPUs
+    "small": Size(width=384, depth=12, num_heads=6, ffn_ratio=2.66667),
+    "small_plus": Size(width=384, depth=12, num_heads=6, ffn_ratio=4.0),
+    "base": Size(width=768, depth=12, num_heads=12, ffn_ratio=2.66667),
+    "large": Size(width=1024, depth=24, num_heads=16, ffn_ratio=2.66667),
+}
+
+
+def resolve_size(name: str, overrides: dict[str, Any]) -> Size:
+    """The preset `name` with the fields of `overrides` replaced; every problem is reported at once."""
+    if name not in SIZES:
+        raise ValueError(f"size must be one of {', '.join(SIZES)}; got {name!r}.")
+    known = [field.name for field in fields(Size)]
+    unknown = sorted(set(overrides) - set(known))
+    if unknown:
+        raise ValueError(f"unknown size field {', '.join(unknown)}. The fields are {', '.join(known)}.")
+    size = replace(SIZES[name], **overrides)
+    check_size(size)
+    return size
+
+
+def check_size(size: Size) -> None:
+    """Raise one ValueError that names every contradiction in `size`."""
+    problems = _range_problems(size) or _shape_problems(size)
+    if problems:
+        raise ValueError("this model size cannot be built:\n" + "\n".join(f"- {line}" for line in problems))
+
+
+def _range_problems(size: Size) -> list[str]:
+    problems = []
+    for name, value in size.as_dict().items():
+        if name == "out_width" and value is None:
+            continue
+        real = name == "ffn_ratio"
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not number or not 0 < value < math.inf or not (real or isinstance(value, int)):
+            noun = "number" if real else "integer"
+            problems.append(f"{name} must be a positive {noun}; got {value!r}.")
+    return problems
+
+
+def _shape_problems(size: Size) -> list[str]:
+    problems = []
+    if size.width % size.num_heads:
+        problems.append(
+            f"width must be a multiple of num_heads; got width={size.width}, num_heads={size.num_heads}. "
+            f"Try width={size.width // size.num_heads * size.num_heads or size.num_heads}, "
+            "or give num_heads as well."
+        )
+    elif size.head_width % 4:
+        problems.append(
+            f"width/num_heads must be a multiple of 4 (two axes, channels in pairs); got {size.head_width}. "
+            f"Try num_heads={max(1, size.width // 64)}."
+        )
+    if size.num_cores % size.core_group:
+        problems.append(
+            f"num_cores must be a multiple of core_group; got num_cores={size.num_cores}, "
+            f"core_group={size.core_group}. "
+            f"Try num_cores={-(-size.num_cores // size.core_group) * size.core_group}."
+        )
+    if size.ffn_width < 1:
+        problems.append(f"ffn_ratio·width must be at least 1; got {size.width * size.ffn_ratio:g}.")
+    return problems
