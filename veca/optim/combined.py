@@ -1,0 +1,204 @@
+"""One optimizer object that steps both algorithms: NorMuon for the matrices, AdamW for the rest.
+
+Lightning's automatic optimization takes one optimizer; two would need manual optimization, which counts
+`global_step` twice and ignores accumulation and clipping. Each parameter group names its `algorithm`.
+A parameter without a gradient keeps its weight, moments and step count, bit for bit: so do inactive cores.
+
+The paper used the dion library, which installs from its repository only: it is taken where it can be
+imported, ours otherwise.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, overload
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim.adamw import adamw
+
+from veca.optim.division import num_ranks
+from veca.optim.normuon import normuon_step, polar_express
+from veca.optim.split import NamedParameters, ParameterSplit
+
+Backend = Literal["auto", "veca", "dion"]
+ADAMW_EPS = 1e-8
+
+
+def make_optimizer(
+    split: ParameterSplit,
+    *,
+    lr: float,
+    weight_decay: float,
+    momentum: float = 0.95,
+    beta2: float = 0.95,
+    betas: tuple[float, float] = (0.9, 0.999),
+    backend: Backend = "auto",
+) -> torch.optim.Optimizer:
+    """NorMuon for `split.matrices`, AdamW for `split.rest`, in one object with two parameter groups.
+
+    Args:
+        split: what `split_parameters` returned.
+        lr: learning rate of both algorithms.
+        weight_decay: decay of both; cautious for the matrices, plain for everything else.
+        momentum: NorMuon's momentum, with Nesterov's look-ahead.
+        beta2: memory of NorMuon's row second moment.
+        betas: memories of AdamW's first and second moment.
+        backend: `dion`, `veca` (ours), or `auto`: dion where it can be imported. dion corrects AdamW's bias
+            by the steps of the run, ours (like torch) by the steps in which the parameter had a gradient.
+    """
+    _check_numbers(lr=lr, weight_decay=weight_decay, momentum=momentum, beta2=beta2, betas=betas)
+    if backend not in ("auto", "veca", "dion"):
+        raise ValueError(f"backend must be one of auto, veca, dion; got {backend!r}. Try auto.")
+    make_dion = None if backend == "veca" else _find_dion()
+    if backend == "dion" and make_dion is None:
+        raise ValueError(
+            'backend "dion" needs the dion library, which cannot be imported. '
+            'Install it with `pip install "veca[dion]"`, or choose backend "veca".'
+        )
+    make = NorMuonAdamW if make_dion is None else make_dion
+    return make(split, lr=lr, weight_decay=weight_decay, momentum=momentum, beta2=beta2, betas=betas)
+
+
+class NorMuonAdamW(torch.optim.Optimizer):
+    """Our implementation of both: group 0 is "normuon", group 1 "adamw"."""
+
+    def __init__(
+        self,
+        split: ParameterSplit,
+        *,
+        lr: float,
+        weight_decay: float,
+        momentum: float,
+        beta2: float,
+        betas: tuple[float, float],
+    ) -> None:
+        groups: list[dict[str, Any]] = [
+            {
+                "params": _parameters(split.matrices),
+                "algorithm": "normuon",
+                "momentum": momentum,
+                "beta2": beta2,
+            },
+            {"params": _parameters(split.rest), "algorithm": "adamw", "betas": betas, "eps": ADAMW_EPS},
+        ]
+        super().__init__(groups, {"lr": lr, "weight_decay": weight_decay})
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            if group["algorithm"] == "normuon":
+                self._step_normuon(group)
+            else:
+                self._step_adamw(group)
+        return loss
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As torch does, after a check that the same implementation wrote the state."""
+        for ours, saved in zip(self.param_groups, state_dict["param_groups"], strict=False):
+            missing = ours.keys() - saved.keys() - {"initial_lr"}
+            if missing:
+                raise ValueError(
+                    f"optimizer state must come from the same backend; its {ours['algorithm']} group has no "
+                    f'{", ".join(sorted(missing))}. Choose the backend that wrote it ("dion"?).'
+                )
+        super().load_state_dict(state_dict)
+
+    def _step_normuon(self, group: dict[str, Any]) -> None:
+        hyper = {key: group[key] for key in ("lr", "weight_decay", "momentum", "beta2")}
+        normuon_step(group["params"], self.state, **hyper)
+
+    def _step_adamw(self, group: dict[str, Any]) -> None:
+        active = [parameter for parameter in group["params"] if parameter.grad is not None]
+        if not active:
+            return
+        states = [self._adamw_state(parameter) for parameter in active]
+        adamw(
+            active,
+            [parameter.grad for parameter in active],
+            [state["exp_avg"] for state in states],
+            [state["exp_avg_sq"] for state in states],
+            [],
+            [state["step"] for state in states],
+            amsgrad=False,
+            beta1=group["betas"][0],
+            beta2=group["betas"][1],
+            lr=group["lr"],
+            weight_decay=group["weight_decay"],
+            eps=group["eps"],
+            maximize=False,
+        )
+
+    def _adamw_state(self, parameter: Tensor) -> dict[str, Tensor]:
+        state: dict[str, Tensor] = self.state[parameter]
+        if not state:
+            # On the CPU, as in torch.optim.AdamW: the bias correction then needs no device sync.
+            state["step"] = torch.tensor(0.0, dtype=torch.float32)
+            state["exp_avg"] = torch.zeros_like(parameter)
+            state["exp_avg_sq"] = torch.zeros_like(parameter)
+        return state
+
+
+def _find_dion() -> Callable[..., torch.optim.Optimizer] | None:
+    """A maker with the arguments of NorMuonAdamW, or None where dion cannot be imported."""
+    try:
+        from dion import NorMuon
+    except ImportError:
+        return None
+
+    def make(split: ParameterSplit, *, momentum: float, beta2: float, **common: Any) -> torch.optim.Optimizer:
+        optimizer: torch.optim.Optimizer = NorMuon(
+            [
+                {"params": _parameters(split.matrices), "cautious_wd": True},
+                {"params": _parameters(split.rest), "algorithm": "adamw", "cautious_wd": False},
+            ],
+            distributed_mesh=dist.group.WORLD if num_ranks() > 1 else None,
+            mu=momentum,
+            muon_beta2=beta2,
+            epsilon=ADAMW_EPS,
+            nesterov=True,
+            adjust_lr="rms_norm",
+            flatten=False,
+            # dion's own default coefficients differ slightly; its second argument is its own epsilon.
+            newton_schulz_func=lambda updates, epsilon: polar_express(updates),
+            **common,  # lr, weight_decay, betas
+        )
+        return optimizer
+
+    return make
+
+
+def _parameters(named: NamedParameters) -> list[nn.Parameter]:
+    return [parameter for _, parameter in named]
+
+
+def _check_numbers(
+    *, lr: float, weight_decay: float, momentum: float, beta2: float, betas: Sequence[float]
+) -> None:
+    """Raise one ValueError that names every number out of place."""
+    problems = [
+        f"{key} must be at least 0 and finite; got {value}. Try {hint}."
+        for key, value, hint in (("lr", lr, 4e-4), ("weight_decay", weight_decay, 0.015))
+        if not 0 <= value < math.inf
+    ]
+    shares = {"momentum": (momentum, 0.95), "beta2": (beta2, 0.95)}
+    shares |= {
+        f"betas[{i}]": (beta, hint) for i, (beta, hint) in enumerate(zip(betas, (0.9, 0.999), strict=True))
+    }
+    problems += [
+        f"{key} must be at least 0 and less than 1; got {value}. Try {hint}."
+        for key, (value, hint) in shares.items()
+        if not 0 <= value < 1
+    ]
+    if problems:
+        raise ValueError("\n".join(problems))
