@@ -1,0 +1,166 @@
+"""The object classes: ten solids, each a signed distance function that fits into the unit ball.
+
+A builder draws the proportions of one object and returns its distance function: points (3, n) → (n,).
+Every function here is 1-Lipschitz and vanishes exactly on the surface, so its absolute value never exceeds
+the true distance: a ray may safely advance by it (see march.py). `_smooth_max` keeps this property, because
+its gradient is a convex combination of the gradients of its arguments; it also rounds the edges.
+
+Up is y. Star and torus have z as their axis, so that they face a viewer when they stand.
+"""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+from numpy.random import Generator
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float32]
+Distance = Callable[[Floats], Floats]
+
+_ROUNDING = 0.05  # radius of edges, in units of the bounding ball
+
+
+def uniform(rng: Generator, low: float, high: float) -> float:
+    """One draw as a Python float: a numpy float64 scalar would turn float32 arrays into float64."""
+    return float(rng.uniform(low, high))
+
+
+def length(points: Floats) -> Floats:
+    """Euclidean norm over the first axis, without BLAS: the same bits whatever the number of threads."""
+    total = points[0] * points[0]
+    for row in points[1:]:
+        total += row * row
+    norm: Floats = np.sqrt(total)
+    return norm
+
+
+def _smooth_max(first: Floats, second: Floats) -> Floats:
+    overlap = np.maximum(_ROUNDING - np.abs(first - second), 0)
+    result: Floats = np.maximum(first, second) + overlap * overlap * (0.25 / _ROUNDING)
+    return result
+
+
+def _sphere(rng: Generator) -> Distance:
+    del rng  # the one shape without proportions
+    return lambda p: length(p) - 1
+
+
+def _box(rng: Generator) -> Distance:
+    sides = [uniform(rng, 0.7, 1) for _ in range(3)]
+    x, y, z = (side / math.hypot(*sides) for side in sides)
+
+    def distance(p: Floats) -> Floats:
+        a = np.abs(p)
+        return _smooth_max(_smooth_max(a[0] - x, a[1] - y), a[2] - z)
+
+    return distance
+
+
+def _cylinder(rng: Generator) -> Distance:
+    angle = uniform(rng, 0.6, 1.0)
+    radius, half_height = math.cos(angle), math.sin(angle)
+    return lambda p: _smooth_max(length(p[::2]) - radius, np.abs(p[1]) - half_height)
+
+
+def _tapered(reach: Callable[[Floats], Floats], *, half_width: float, base: float) -> Distance:
+    """From a base at y = -base to a point at y = 1; `reach` measures how far a point is from the axis."""
+    slope = math.hypot(1 + base, half_width)
+    across, along = (1 + base) / slope, half_width / slope
+    return lambda p: _smooth_max(across * reach(p) + along * (p[1] - 1), -base - p[1])
+
+
+def _cone(rng: Generator) -> Distance:
+    return _tapered(lambda p: length(p[::2]), half_width=uniform(rng, 0.55, 0.8), base=0.6)
+
+
+def _pyramid(rng: Generator) -> Distance:
+    def reach(p: Floats) -> Floats:
+        return _smooth_max(np.abs(p[0]), np.abs(p[2]))
+
+    return _tapered(reach, half_width=uniform(rng, 0.46, 0.56), base=0.6)
+
+
+def _torus(rng: Generator) -> Distance:
+    thickness = uniform(rng, 0.2, 0.33)
+
+    def distance(p: Floats) -> Floats:
+        ring = length(p[:2]) - (1 - thickness)
+        return length(np.stack([ring, p[2]])) - thickness
+
+    return distance
+
+
+def _capsule(rng: Generator) -> Distance:
+    radius = uniform(rng, 0.3, 0.45)
+
+    def distance(p: Floats) -> Floats:
+        beyond: Floats = np.maximum(np.abs(p[1]) - (1 - radius), 0)
+        return length(np.stack([p[0], beyond, p[2]])) - radius
+
+    return distance
+
+
+def _star(rng: Generator) -> Distance:
+    half_depth = uniform(rng, 0.2, 0.32)
+    tip = math.sqrt(1 - half_depth**2)
+    notch = tip * uniform(rng, 0.42, 0.52)
+    # The edge from the tip, at (0, tip), to the notch beside it, and its outward normal.
+    notch_x, notch_y = notch * math.sin(math.pi / 5), notch * math.cos(math.pi / 5)
+    edge = math.hypot(notch_x, tip - notch_y)
+    normal_x, normal_y = (tip - notch_y) / edge, notch_x / edge
+
+    def distance(p: Floats) -> Floats:
+        x, y = _fold_to_fifth(p[0], p[1])
+        return _smooth_max(normal_x * x + normal_y * (y - tip), np.abs(p[2]) - half_depth)
+
+    return distance
+
+
+def _fold_to_fifth(x: Floats, y: Floats) -> tuple[Floats, Floats]:
+    """Reflect the plane into the tenth beside the +y axis that all others repeat by symmetry."""
+    x = np.abs(x)
+    for turn in (2, 1):  # mirrors at 72° and 36° from the +y axis bring every angle below 36°
+        mirror_x, mirror_y = math.cos(turn * math.pi / 5), -math.sin(turn * math.pi / 5)
+        excess: Floats = 2 * np.maximum(mirror_x * x + mirror_y * y, 0)
+        x, y = np.abs(x - excess * mirror_x), y - excess * mirror_y
+    return x, y
+
+
+def _cross(rng: Generator) -> Distance:
+    half_width = uniform(rng, 0.2, 0.3)
+    reach = math.sqrt(1 - 2 * half_width**2)
+
+    def distance(p: Floats) -> Floats:
+        a = np.abs(p)
+        low, high = np.minimum(a[0], a[1]), np.maximum(a[0], a[1])
+        middle = np.maximum(low, np.minimum(high, a[2]))  # of three bars, the nearest lies along the largest
+        return _smooth_max(np.maximum(high, a[2]) - reach, middle - half_width)
+
+    return distance
+
+
+def _bowl(rng: Generator) -> Distance:
+    half_wall = uniform(rng, 0.06, 0.1)
+    rim = uniform(rng, -0.1, 0.2)
+
+    def distance(p: Floats) -> Floats:
+        shell = np.abs(length(p) - (1 - half_wall)) - half_wall
+        return _smooth_max(shell, p[1] - rim)
+
+    return distance
+
+
+# Alphabetical, so that the ids equal those of a reader that sorts class folders.
+CLASSES: dict[str, Callable[[Generator], Distance]] = {
+    "bowl": _bowl,
+    "box": _box,
+    "capsule": _capsule,
+    "cone": _cone,
+    "cross": _cross,
+    "cylinder": _cylinder,
+    "pyramid": _pyramid,
+    "sphere": _sphere,
+    "star": _star,
+    "torus": _torus,
+}
