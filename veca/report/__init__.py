@@ -1,0 +1,11 @@
+"""`veca report RUN_DIR`: one HTML file about a run, which opens anywhere without a network.
+
+stage.py     a run's folder → what is known about each stage
+chart.py     numbers → SVG
+sections.py  one stage → HTML
+document.py  all stages → report.html
+"""
+
+from veca.report.document import report
+
+__all__ = ["report"]
