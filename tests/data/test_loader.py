@@ -1,0 +1,190 @@
+"""The loaders: an order that workers do not touch, ranks that agree, bad samples that stop a run."""
+
+import json
+import logging
+import subprocess
+import sys
+from collections import Counter
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.data.conftest import MakeShards
+from tests.data.run_fit import data_module
+from veca.data.batches import BuiltBatch, Skipped
+from veca.data.loader import Progress, SkipTally, TrainLoader
+from veca.data.stream import Position
+from veca.types import Batch
+
+RUN_RANKS = Path(__file__).with_name("run_ranks.py")
+# Every way to start workers; three of them are quick enough for each run of the tests.
+CASES = [
+    pytest.param(0, "fork"),
+    pytest.param(3, "fork"),
+    pytest.param(2, "spawn"),
+    pytest.param(2, "fork", marks=pytest.mark.torture),
+    pytest.param(0, "spawn", marks=pytest.mark.torture),
+    pytest.param(3, "spawn", marks=pytest.mark.torture),
+]
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(("num_workers", "start_method"), CASES)
+def test_two_ranks_share_uneven_shards(
+    num_workers: int, start_method: str, make_shards: MakeShards, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = make_shards([13, 7, 25])  # 45 samples: 5 global batches of 8, and 5 left
+    command = [sys.executable, str(RUN_RANKS), str(folder), "2", str(num_workers), start_method]
+    output = subprocess.run(command, check=True, timeout=100, stdout=subprocess.PIPE).stdout
+    results = [json.loads(line) for line in output.splitlines()]
+    assert sorted(rank for rank, _, _ in results) == [0, 1]
+    orders = []
+    for epoch in range(2):
+        batches = [batch for _, length, epochs in results for batch in epochs[epoch]]
+        assert all(len(epochs[epoch]) == length == 5 for _, length, epochs in results)
+        keys = Counter(key for batch in batches for key in batch)
+        assert max(keys.values()) == 1
+        assert len(keys) == 40
+        orders.append(batches)
+    assert orders[0] != orders[1]
+
+
+def keys_of(loader: TrainLoader, count: int) -> list[list[str]]:
+    return [batch.keys for batch in islice(loader, count)]
+
+
+@pytest.mark.timeout(60)
+def test_workers_change_nothing(make_shards: MakeShards) -> None:
+    folder = make_shards([13, 7, 25])
+    seen = []
+    for num_workers in (0, 2):
+        data = data_module(folder, num_workers=num_workers)
+        data.setup("fit")
+        loader = data.train_loader()
+        epochs = [[(batch.keys, batch.images.numpy().tobytes()) for batch in loader] for _ in range(2)]
+        loader.close()
+        assert [len(epoch) for epoch in epochs] == [len(loader)] * 2 == [15, 15]
+        seen.append(epochs)
+    assert seen[0] == seen[1]
+    assert {len(pixels) for _, pixels in seen[0][0]} == {3 * 3 * 32 * 32, 3 * 3 * 48 * 48}  # in one pass
+
+
+def test_an_iteration_continues_behind_the_last_batch_taken(make_shards: MakeShards) -> None:
+    data = data_module(make_shards([13, 7, 25]))
+    data.setup("fit")
+    whole = keys_of(data.train_loader(), 15)
+    data = data_module(make_shards([13, 7, 25]))
+    data.setup("fit")
+    loader = data.train_loader()
+    assert keys_of(loader, 4) + keys_of(loader, 100) == whole
+    assert loader.position == Position(epoch=0, samples=45, step=15)
+
+
+class FakeTrainer:
+    """Counts as Lightning does; `finish` is the end of a training step."""
+
+    def __init__(self, batches_per_epoch: int, accumulate: int) -> None:
+        self.step = self.total = self.epoch_batches = 0
+        self.batches_per_epoch = batches_per_epoch
+        self.accumulate = accumulate
+
+    def progress(self) -> Progress:
+        return Progress(self.step, self.total, self.epoch_batches, self.batches_per_epoch)
+
+    def finish(self) -> None:
+        self.total += 1
+        self.epoch_batches += 1
+        last = self.epoch_batches == self.batches_per_epoch
+        self.step += last or self.epoch_batches % self.accumulate == 0
+
+    def new_epoch(self) -> None:
+        self.epoch_batches = 0
+
+
+def trained_loader(
+    folder: Path, trainer: FakeTrainer, monkeypatch: pytest.MonkeyPatch, **settings: Any
+) -> TrainLoader:
+    data = data_module(folder, **settings)
+    data.setup("fit")
+    monkeypatch.setattr(data, "_progress", trainer.progress)
+    return data.train_loader(accumulate=trainer.accumulate)
+
+
+def test_a_batch_counts_when_training_is_through_with_it(
+    make_shards: MakeShards, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = FakeTrainer(15, 1)
+    loader = trained_loader(make_shards([13, 7, 25]), trainer, monkeypatch)
+    batches = iter(loader)
+    for number in range(4):
+        assert loader.position.samples == 3 * number
+        next(batches)
+        assert loader.position.samples == 3 * number  # in hand, not yet consumed
+        trainer.finish()
+        assert loader.position.samples == 3 * (number + 1)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_steps_are_the_trainers_and_samples_go_on(
+    num_workers: int, make_shards: MakeShards, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Epochs of 5 micro-batches with 2 per step: the odd one is a step of its own, and no sample is lost."""
+    folder = make_shards([13, 7, 25])
+    data = data_module(folder)
+    data.setup("fit")
+    whole = [key for keys in keys_of(data.train_loader(accumulate=2), 14) for key in keys]
+    trainer = FakeTrainer(5, 2)
+    loader = trained_loader(folder, trainer, monkeypatch, num_workers=num_workers)
+    schedule = data.resolutions
+    taken = []
+    for _ in range(2):
+        trainer.new_epoch()
+        for batch in islice(loader, 5):
+            assert batch.images.shape[-1] == schedule.resolution(trainer.step)
+            taken += batch.keys
+            trainer.finish()
+    loader.close()
+    assert taken == whole[:30]
+
+
+def test_a_trainer_that_resumes_in_a_finished_epoch_gets_no_batch(
+    make_shards: MakeShards, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = FakeTrainer(15, 1)
+    loader = trained_loader(make_shards([13, 7, 25]), trainer, monkeypatch)
+    trainer.epoch_batches = 15
+    assert list(loader) == []
+    trainer.new_epoch()
+    assert len(keys_of(loader, 3)) == 3
+
+
+def built(*reasons: str) -> BuiltBatch:
+    return BuiltBatch(Batch(None, []), [Skipped("a.tar", f"k{reason}", reason, "why") for reason in reasons])  # type: ignore[arg-type]
+
+
+def test_a_few_bad_samples_are_counted_and_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    tally = SkipTally(0.01)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(4):
+            tally.add(built("truncated", "bomb"), asked=100)
+    assert tally.reasons == {"truncated": 4, "bomb": 4}
+    assert [record.getMessage() for record in caplog.records] == [
+        "skipped ktruncated in a.tar: why",
+        "skipped kbomb in a.tar: why",
+    ]
+
+
+def test_too_many_bad_samples_stop_the_run() -> None:
+    tally = SkipTally(0.01)
+    for _ in range(9):
+        tally.add(built("truncated"), asked=10)
+    with pytest.raises(RuntimeError, match=r"10 of 100 samples are bad \(truncated: 9, bomb: 1\)") as error:
+        tally.add(built("bomb"), asked=10)
+    assert "max_bad_share = 0.01" in str(error.value)
+    assert "key 'kbomb' in a.tar: why" in str(error.value)
+    tally = SkipTally(0.2)
+    for _ in range(20):
+        tally.add(built("truncated"), asked=10)

@@ -1,0 +1,185 @@
+"""Samples by number: one `pread` of a byte range, members parsed from it.
+
+In: a shard and the number of a sample in it. Out: its key, image bytes and other members. Shards are opened
+when first asked for and the least recently used are closed, so that open files and offsets stay bounded
+whatever the size of the dataset. Members are bytes, never objects: nothing is unpickled, and a member of
+another kind than the allowed ones makes the sample bad.
+"""
+
+import io
+import os
+import tarfile
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from veca.data.index import load_offsets
+from veca.data.remote import ShardCache
+from veca.data.sources import Shard
+
+IMAGE_KINDS = ("jpg", "jpeg", "png", "webp")
+ALLOWED_KINDS = (*IMAGE_KINDS, "json", "npy")
+
+_BLOCK = 512
+_REGULAR = (b"0", b"\0")
+
+
+class BadSample(ValueError):
+    """A sample that cannot be used. `reason` is a short word to count by."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class Sample(NamedTuple):
+    """One sample as it lies in a shard."""
+
+    shard: str
+    number: int
+    key: str
+    image: bytes
+    members: dict[str, bytes]  # the others, by what follows the key: {"json": b"{…}"}
+
+
+class _OpenShard(NamedTuple):
+    descriptor: int
+    offsets: NDArray[np.uint64]
+
+
+class ShardReader:
+    """Reads samples of numbered shards.
+
+    Args:
+        shards: All shards that may be asked for.
+        cache: Where remote shards are kept; None when all are local.
+        max_open: How many shards are kept open.
+    """
+
+    def __init__(self, shards: Sequence[Shard], *, cache: ShardCache | None, max_open: int) -> None:
+        self._open: OrderedDict[int, _OpenShard] = OrderedDict()
+        self._shards = tuple(shards)
+        self._cache = cache
+        self._max_open = max_open
+
+    def read(self, shard: int, number: int) -> Sample:
+        """Sample `number` of a shard; `BadSample` where its bytes are not a usable sample."""
+        opened = self._opened(shard)
+        begin, end = int(opened.offsets[number]), int(opened.offsets[number + 1])
+        data = os.pread(opened.descriptor, end - begin, begin)
+        if len(data) != end - begin:
+            raise OSError(
+                f"{self.name(shard)}: ends within sample {number}. It was truncated during the run."
+            )
+        return parse_sample(data, shard=self._shards[shard].info.name, number=number)
+
+    def prefetch(self, shards: Sequence[int]) -> None:
+        """Say which shards come next; remote ones are fetched meanwhile."""
+        remote = [self._shards[shard] for shard in shards if self._shards[shard].is_remote]
+        if self._cache is not None and remote:
+            self._cache.prefetch([(shard.location, shard.info) for shard in remote])
+
+    def name(self, shard: int) -> str:
+        return self._shards[shard].location
+
+    def close(self) -> None:
+        while self._open:
+            os.close(self._open.popitem()[1].descriptor)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_open": OrderedDict()}
+
+    def __del__(self) -> None:
+        self.close()
+
+    def _opened(self, number: int) -> _OpenShard:
+        if number in self._open:
+            self._open.move_to_end(number)
+            return self._open[number]
+        while len(self._open) >= self._max_open:
+            os.close(self._open.popitem(last=False)[1].descriptor)
+        self._open[number] = self._open_shard(self._shards[number])
+        return self._open[number]
+
+    def _open_shard(self, shard: Shard) -> _OpenShard:
+        if shard.is_remote:
+            assert self._cache is not None
+            descriptor = self._cache.open(shard.location, shard.info)
+            offsets_path = str(self._cache.offsets_path(shard.offsets_location, shard.info))
+        else:
+            descriptor = os.open(shard.location, os.O_RDONLY)
+            offsets_path = shard.offsets_location
+        try:
+            return _OpenShard(descriptor, load_offsets(offsets_path, samples=shard.info.samples))
+        except BaseException:
+            os.close(descriptor)
+            raise
+
+
+def parse_sample(data: bytes, *, shard: str, number: int) -> Sample:
+    """The sample in a stretch of tar: members of allowed kinds that share one key, one of them an image."""
+    keys: set[str] = set()
+    members: dict[str, bytes] = {}
+    for name, content in _members(data):
+        folder, _, base = name.rpartition("/")
+        stem, _, field = base.partition(".")
+        if field.rpartition(".")[2].lower() not in ALLOWED_KINDS:
+            raise BadSample("refused-member", f"member {name!r} is not one of {', '.join(ALLOWED_KINDS)}")
+        keys.add(f"{folder}/{stem}" if folder else stem)
+        members[field.lower()] = content
+    images = [kind for kind in IMAGE_KINDS if kind in members]
+    if len(keys) != 1 or len(images) != 1:
+        raise BadSample("members", f"must be one image under one key, but holds {sorted(keys)} with {images}")
+    return Sample(shard, number, keys.pop(), members.pop(images[0]), members)
+
+
+def _members(data: bytes) -> Iterator[tuple[str, bytes]]:
+    """(name, content) of the files in a stretch of tar.
+
+    Plain entries are parsed here, several times faster than `tarfile`; anything else (long names, extended
+    headers, links) goes to `tarfile`.
+    """
+    position = 0
+    while position < len(data):
+        header = data[position : position + _BLOCK]
+        if len(header) < _BLOCK or not _checksum_holds(header):
+            raise BadSample("tar-header", f"there is no tar header at byte {position} of the sample")
+        if header[156:157] not in _REGULAR or header[345:346] != b"\0":
+            yield from _members_by_tarfile(data[position:])
+            return
+        size = _octal(header[124:136])
+        name = header[:100].rstrip(b"\0").decode("utf-8", "replace")
+        yield name, data[position + _BLOCK : position + _BLOCK + size]
+        position += _BLOCK + -(-size // _BLOCK) * _BLOCK
+    if position != len(data):
+        raise BadSample("tar-header", "a member reaches past the end of the sample")
+
+
+def _members_by_tarfile(data: bytes) -> Iterator[tuple[str, bytes]]:
+    try:
+        with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as archive:
+            for member in archive:
+                content = archive.extractfile(member) if member.isreg() else None
+                if content is None:
+                    raise BadSample("refused-member", f"member {member.name!r} is not a regular file")
+                yield member.name, content.read()
+    except tarfile.TarError as error:
+        raise BadSample("tar-header", str(error)) from None
+
+
+def _checksum_holds(header: bytes) -> bool:
+    """The sum of the header's bytes, its own field counted as eight spaces."""
+    try:
+        return sum(header) - sum(header[148:156]) + 8 * 32 == _octal(header[148:156])
+    except BadSample:
+        return False
+
+
+def _octal(field: bytes) -> int:
+    try:
+        return int(field.strip(b"\0 ") or b"0", 8)
+    except ValueError:
+        raise BadSample("tar-header", f"{field!r} is not an octal number") from None
