@@ -1,0 +1,132 @@
+"""Zip archives as listings: the directory is walked record by record, and a member is read by position.
+
+`zipfile` makes an object of some 700 bytes for each member; a million of them do not fit beside the
+workers. Here an entry is one number, the position of its directory record.
+"""
+
+import os
+import struct
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+from veca.data.decode import BadImage
+
+_END = struct.Struct("<4s4H2LH")
+_END64_LOCATOR = struct.Struct("<4sLQL")
+_END64 = struct.Struct("<4sQ2H2L4Q")
+_RECORD = struct.Struct("<4s6H3L5H2L")
+_LOCAL = struct.Struct("<4s5H3L2H")
+_STORED, _DEFLATED = 0, 8
+_ENCRYPTED, _UTF8 = 0x0001, 0x0800
+_IN_EXTRA = 0xFFFFFFFF  # the value is too large for its field and stands in the zip64 extra field
+
+
+class ZipMember(NamedTuple):
+    """One record of the directory."""
+
+    name: str
+    size: int
+    packed_size: int
+    method: int
+    flags: int
+    crc: int
+    header_place: int
+    record_size: int
+
+
+def list_zip(path: Path) -> Iterator[tuple[ZipMember, int]]:
+    """Each file in the archive, with the place of its directory record."""
+    with path.open("rb") as file:
+        place, count = _find_directory(file, path)
+        file.seek(place)
+        for _ in range(count):
+            member = _read_record(file, path)
+            if not member.name.endswith("/"):
+                yield member, place
+            place += member.record_size
+
+
+def read_zip_member(path: Path, place: int) -> bytes:
+    """The content of the member whose directory record lies at `place`."""
+    with path.open("rb") as file:
+        file.seek(place)
+        member = _read_record(file, path)
+        if member.flags & _ENCRYPTED:
+            raise BadImage("encrypted", "the zip archive asks for a password")
+        if member.method not in (_STORED, _DEFLATED):
+            raise BadImage("unsupported", f"zip compression method {member.method}; repack with deflate")
+        file.seek(member.header_place)
+        header = file.read(_LOCAL.size)
+        if len(header) < _LOCAL.size or not header.startswith(b"PK\3\4"):
+            raise BadImage("damaged", "the zip archive has no file where its directory says")
+        *_, name_size, extra_size = _LOCAL.unpack(header)
+        file.seek(name_size + extra_size, os.SEEK_CUR)
+        packed = file.read(member.packed_size)
+    return _unpack(packed, member)
+
+
+def _unpack(packed: bytes, member: ZipMember) -> bytes:
+    data = packed
+    if member.method == _DEFLATED:
+        try:
+            # One byte more than promised is enough to notice a bomb.
+            data = zlib.decompressobj(-15).decompress(packed, member.size + 1)
+        except zlib.error as error:
+            raise BadImage("damaged", f"zip: {error}") from None
+    if len(data) != member.size or zlib.crc32(data) != member.crc:
+        raise BadImage("damaged", "zip: size or checksum differs from the archive's directory")
+    return data
+
+
+def _find_directory(file: BinaryIO, path: Path) -> tuple[int, int]:
+    """Place and number of the directory's records."""
+    length = file.seek(0, os.SEEK_END)
+    file.seek(max(0, length - _END.size - 0xFFFF))
+    base, tail = file.tell(), file.read()
+    found = tail.rfind(b"PK\5\6")
+    if found < 0 or found + _END.size > len(tail):
+        raise ValueError(
+            f"{path} is truncated or not a zip archive: its directory is missing. Fetch it again."
+        )
+    _, _, _, _, count, size, place, _ = _END.unpack_from(tail, found)
+    end = base + found
+    if count == 0xFFFF or size == _IN_EXTRA or place == _IN_EXTRA:
+        end, count, size, place = _find_directory64(file, end, path)
+    if place + size != end:
+        raise ValueError(f"{path} is damaged: its zip directory is not where it should be. Fetch it again.")
+    return place, count
+
+
+def _find_directory64(file: BinaryIO, end: int, path: Path) -> tuple[int, int, int, int]:
+    file.seek(max(0, end - _END64_LOCATOR.size))
+    mark, _, end64, _ = _END64_LOCATOR.unpack(file.read(_END64_LOCATOR.size))
+    file.seek(end64)
+    fields = _END64.unpack(file.read(_END64.size))
+    if mark != b"PK\6\7" or fields[0] != b"PK\6\6":
+        raise ValueError(f"{path} is damaged: its zip64 directory is missing. Fetch it again.")
+    return end64, fields[7], fields[8], fields[9]
+
+
+def _read_record(file: BinaryIO, path: Path) -> ZipMember:
+    fields = file.read(_RECORD.size)
+    if len(fields) < _RECORD.size or not fields.startswith(b"PK\1\2"):
+        raise ValueError(f"{path} is damaged: its zip directory ends early. Fetch it again.")
+    _, _, _, flags, method, _, _, crc, packed, size, n, x, c, _, _, _, place = _RECORD.unpack(fields)
+    rest = file.read(n + x + c)
+    name = rest[:n].decode("utf-8" if flags & _UTF8 else "cp437", "surrogateescape")
+    large = iter(_zip64_values(rest[n : n + x]))
+    size, packed, place = (next(large, v) if v == _IN_EXTRA else v for v in (size, packed, place))
+    return ZipMember(name, size, packed, method, flags, crc, place, _RECORD.size + n + x + c)
+
+
+def _zip64_values(extra: bytes) -> list[int]:
+    position = 0
+    while position + 4 <= len(extra):
+        kind, length = struct.unpack_from("<2H", extra, position)
+        if kind == 1:
+            count = length // 8
+            return list(struct.unpack_from(f"<{count}Q", extra, position + 4))
+        position += 4 + length
+    return []

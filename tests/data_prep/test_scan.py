@@ -1,0 +1,66 @@
+"""The report about a source."""
+
+import json
+import tarfile
+import zipfile
+
+import pytest
+
+from data_prep.scan import scan
+
+
+def _spoil(photos, jpegs, picture, encode):
+    """2 copies, 2 rejects, 1 ignored file, 1 PNG."""
+    (photos / "copy.jpg").write_bytes(jpegs[0])
+    (photos / "day1" / "another copy.jpg").write_bytes(jpegs[0])
+    (photos / "zero.jpg").touch()
+    (photos / "cut.jpg").write_bytes(jpegs[3][:-300])
+    (photos / "read.me").touch()
+    (photos / "large.png").write_bytes(encode(picture(99, 700, 600), "PNG"))
+
+
+@pytest.mark.parametrize("kind", ["folder", "zip", "tar", "tar.gz"])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_everything_is_counted(photos, jpegs, picture, encode, tmp_path, kind, workers):
+    _spoil(photos, jpegs, picture, encode)
+    source = photos
+    if kind == "zip":
+        source = tmp_path / "x.zip"
+        with zipfile.ZipFile(source, "w") as archive:
+            for path in photos.rglob("*.*"):
+                archive.write(path, path.relative_to(photos))
+    elif kind != "folder":
+        source = tmp_path / f"x.{kind}"
+        with tarfile.open(source, "w:gz" if kind == "tar.gz" else "w") as tar:
+            tar.add(photos, arcname=".")
+    report = scan(source, workers=workers, findings=tmp_path / "findings.jsonl")
+    assert report.images == 43
+    assert dict(report.formats) == {"JPEG": 42, "PNG": 1}
+    assert report.copies == 2
+    assert dict(report.reasons) == {"empty": 1, "truncated": 1}
+    assert report.short_sides.max() == 600
+    assert report.short_sides.min() == 48
+    if kind != "tar.gz":
+        assert dict(report.ignored) == {".me": 1}
+    findings = [json.loads(line) for line in (tmp_path / "findings.jsonl").read_text().splitlines()]
+    assert {f["path"]: f["copy_of"] for f in findings if "copy_of" in f} == {
+        "day0/img_000.jpg": "copy.jpg",
+        "day1/another copy.jpg": "copy.jpg",
+    }
+    assert {f["path"] for f in findings if "reason" in f} == {"zero.jpg", "cut.jpg"}
+    assert "duplicates  2" in report.text()
+
+
+def test_splits_and_broken_archives(tmp_path, jpegs):
+    for split in ("train", "val"):
+        (tmp_path / "s" / split).mkdir(parents=True)
+        with tarfile.open(tmp_path / "s" / split / "patch0.tar.gz", "w:gz") as tar:
+            for i, data in enumerate(jpegs[:5]):
+                (tmp_path / f"{i}.jpg").write_bytes(data)
+                tar.add(tmp_path / f"{i}.jpg", arcname=f"patch0/{i}.jpg")
+    victim = tmp_path / "s" / "val" / "patch0.tar.gz"
+    victim.write_bytes(victim.read_bytes()[:-50])
+    report = scan(tmp_path / "s", workers=1)
+    assert report.splits["train"] == 5
+    assert report.reasons["broken archive"] == 1
+    assert report.reject_examples[0].path == "val/patch0.tar.gz"

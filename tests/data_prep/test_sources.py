@@ -1,0 +1,127 @@
+"""What is found in folders, archives and lists."""
+
+import os
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from data_prep.images import MAX_FILE_BYTES
+from data_prep.sources import Source, open_source, read_entry
+from veca.data.decode import BadImage
+
+
+def _contents(source: Source) -> dict[str, bytes]:
+    entries = [source.listing.entry(i) for i in range(len(source.listing))]
+    return {entry.name: read_entry(source.root, entry) for entry in entries}
+
+
+def _files(folder: Path) -> dict[str, bytes]:
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*.jpg")}
+
+
+def test_a_folder_tree(photos):
+    (photos / "notes.txt").write_text("x")
+    (photos / ".hidden.jpg").write_text("x")
+    (photos / "day0" / "._img_000.jpg").write_text("x")
+    source = open_source(photos)
+    wanted = {name: data for name, data in _files(photos).items() if "/." not in f"/{name}"}
+    assert _contents(source) == wanted
+    assert dict(source.ignored) == {".txt": 1}
+    assert source.total_bytes == sum(map(len, wanted.values()))
+
+
+@pytest.mark.parametrize("kind", ["zip", "tar"])
+def test_an_archive_and_a_folder_of_archives(photos, tmp_path, kind):
+    files = _files(photos)
+    path = tmp_path / "archives" / "sub" / f"a.{kind}"
+    path.parent.mkdir(parents=True)
+    if kind == "zip":
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+            for name, data in files.items():
+                archive.writestr(name, data)
+    else:
+        with tarfile.open(path, "w") as tar:
+            tar.add(photos, arcname=".")
+    assert _contents(open_source(path)) == files
+    prefixed = {f"sub/a.{kind}/{name}": data for name, data in files.items()}
+    assert _contents(open_source(tmp_path / "archives")) == prefixed
+
+
+def test_a_list_of_paths(photos, tmp_path):
+    names = sorted(_files(photos))
+    lines = [f"photos/{name}" for name in names[:10]] + [str(photos / name) for name in names[10:]]
+    path = tmp_path / "list.txt"
+    path.write_bytes(b"\xef\xbb\xbf" + "\r\n".join([*lines, "", "photos/absent.jpg"]).encode())
+    source = open_source(path)
+    assert len(source.listing) == len(names) + 1
+    with pytest.raises(BadImage, match="unreadable: No such file"):
+        _contents(source)
+    assert source.listing.entry(len(names)).name == "photos/absent.jpg"
+
+
+def test_loose_images_win_over_the_archives_they_came_from(photos):
+    with tarfile.open(photos / "day0.tar.gz", "w:gz") as tar:
+        tar.add(photos / "day0")
+    source = open_source(photos)
+    assert not source.streams
+    assert dict(source.ignored) == {".tar.gz": 1}
+
+
+def test_symlinks_are_followed_and_loops_are_named(photos):
+    (photos / "day1" / "up").symlink_to(photos)
+    (photos / "elsewhere").symlink_to(photos / "day2", target_is_directory=True)
+    (photos / "self.jpg").symlink_to(photos / "self.jpg")
+    (photos / "gone.jpg").symlink_to(photos / "nowhere")
+    source = open_source(photos)
+    assert [reject.path for reject in source.rejects] == ["day1/up"]
+    names = [source.listing.entry(i).name for i in range(len(source.listing))]
+    assert len(names) == 40 + 10 + 2
+    assert {"elsewhere/img_000.jpg", "self.jpg", "gone.jpg"} < set(names)
+
+
+def test_a_missing_source_an_empty_one_and_an_unknown_one(tmp_path):
+    with pytest.raises(FileNotFoundError, match="does not exist"):
+        open_source(tmp_path / "nowhere")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "a.csv").touch()
+    with pytest.raises(ValueError, match=r"holds no images \(ignored: 1 \.csv\)"):
+        open_source(tmp_path / "empty")
+    with pytest.raises(ValueError, match="unknown kind"):
+        open_source(tmp_path / "empty" / "a.csv")
+
+
+def test_a_huge_file_is_refused_before_it_is_read(tmp_path):
+    path = tmp_path / "p" / "huge.jpg"
+    path.parent.mkdir()
+    path.touch()
+    os.truncate(path, MAX_FILE_BYTES + 1)
+    with pytest.raises(BadImage, match="too-large"):
+        _contents(open_source(path.parent))
+
+
+def test_an_unreadable_file_is_named(photos, monkeypatch):
+    """Simulated: a test that runs as root may read everything."""
+    source = open_source(photos)
+
+    def refuse(*_, **__):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(BadImage, match="unreadable: Permission denied"):
+        read_entry(source.root, source.listing.entry(0))
+
+
+def test_an_unreadable_folder_is_named(photos, monkeypatch):
+    scandir = os.scandir
+
+    def refuse(path):
+        if str(path).endswith("day3"):
+            raise PermissionError(13, "Permission denied")
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    source = open_source(photos)
+    assert [tuple(reject) for reject in source.rejects] == [("day3", "unreadable: Permission denied")]
+    assert len(source.listing) == 30

@@ -1,0 +1,85 @@
+"""Tar archives, plain and compressed, whole and broken."""
+
+import gzip
+import io
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from data_prep.tars import BrokenArchive, hides, list_tar, spill, stream_tar
+
+MEMBERS = {f"patch0/img_{i}.jpg": bytes([i]) * (100 + 400 * i) for i in range(5)}
+
+
+def _tar(path: Path, mode: str, tar_format: int = tarfile.PAX_FORMAT) -> Path:
+    with tarfile.open(path, mode, format=tar_format) as tar:
+        folder = tarfile.TarInfo("patch0")
+        folder.type = tarfile.DIRTYPE
+        tar.addfile(folder)
+        for name, data in MEMBERS.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+        link = tarfile.TarInfo("patch0/link.jpg")
+        link.type, link.linkname = tarfile.SYMTYPE, "img_0.jpg"
+        tar.addfile(link)
+    return path
+
+
+@pytest.mark.parametrize("tar_format", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_a_plain_tar_is_read_by_position(tmp_path, tar_format):
+    path = _tar(tmp_path / "x.tar", "w", tar_format)
+    members = list(list_tar(path))
+    data = path.read_bytes()
+    found = {m.name: data[m.place : m.place + m.size] for m in members if m.problem is None}
+    assert found == MEMBERS
+    assert [m.name for m in members if m.problem] == ["patch0/link.jpg"]
+
+
+@pytest.mark.parametrize(
+    ("name", "mode"), [("x.tar.gz", "w:gz"), ("x.tgz", "w:gz"), ("x.tar.bz2", "w:bz2"), ("x.tar.xz", "w:xz")]
+)
+def test_a_compressed_tar_is_read_as_a_stream(tmp_path, name, mode):
+    path = _tar(tmp_path / name, mode)
+    assert {m.name: data for m, data in stream_tar(path) if m.problem is None} == MEMBERS
+    file = io.BytesIO()
+    listing, rejects = spill(path, "p/", file)
+    entries = [listing.entry(i) for i in range(len(listing))]
+    assert {e.name: file.getvalue()[e.place : e.place + e.size] for e in entries} == {
+        f"p/{name}": data for name, data in MEMBERS.items()
+    }
+    assert [reject.path for reject in rejects] == ["p/patch0/link.jpg"]
+
+
+def test_a_gzip_file_of_several_members_is_read_to_its_end(tmp_path):
+    plain = _tar(tmp_path / "x.tar", "w").read_bytes()
+    (tmp_path / "x.tar.gz").write_bytes(gzip.compress(plain[:3000]) + gzip.compress(plain[3000:]))
+    assert len([m for m, _ in stream_tar(tmp_path / "x.tar.gz") if m.problem is None]) == len(MEMBERS)
+
+
+def test_broken_compressed_tars_are_named(tmp_path):
+    path = _tar(tmp_path / "x.tar.gz", "w:gz")
+    whole = path.read_bytes()
+    for length in (0, 5, len(whole) // 2, len(whole) - 4):
+        path.write_bytes(whole[:length])
+        with pytest.raises(BrokenArchive, match=r"x\.tar\.gz is truncated or damaged"):
+            list(stream_tar(path))
+    path.write_bytes(whole[:-8] + bytes([whole[-8] ^ 1]) + whole[-7:])  # the checksum
+    with pytest.raises(BrokenArchive):
+        list(stream_tar(path))
+
+
+def test_truncated_plain_tars_are_named_even_between_two_files(tmp_path):
+    path = _tar(tmp_path / "x.tar", "w")
+    whole = path.read_bytes()
+    places = [member.place for member in list_tar(path)]
+    for length in (100, places[2] - 512, places[2] - 200, places[2], places[3] - 700):
+        path.write_bytes(whole[:length])
+        with pytest.raises(BrokenArchive, match=r"x\.tar is truncated or damaged"):
+            list(list_tar(path))
+
+
+def test_hidden_names():
+    assert all(map(hides, ("._a.jpg", "x/.cache/a.jpg", "__MACOSX/a.jpg")))
+    assert not any(map(hides, ("a.jpg", "./a.jpg", "../a.jpg", "x/y.z/a.jpg")))
