@@ -6,12 +6,12 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format shards
+.PHONY: help setup demo test lint format shards bench torture
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
 
-setup: $(READY) ## make the environment in .venv (PIP_ARGS="--index-url …" chooses e.g. CPU wheels)
+setup: $(READY) ## make the environment in .venv (PIP_ARGS="…" goes to pip, e.g. to choose CPU wheels)
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -19,7 +19,7 @@ $(READY): pyproject.toml constraints.txt
 	touch $@
 
 test: $(READY) ## run all tests
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -m "not torture"
 
 lint: $(READY) ## ruff (format and lint) and mypy --strict
 	$(BIN)/ruff format --check .
@@ -29,3 +29,22 @@ lint: $(READY) ## ruff (format and lint) and mypy --strict
 format: $(READY) ## let ruff rewrite what it can
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+shards: $(READY) ## images or archives to shards: SOURCE=… OUT=… [ARGS="--max-short-side 864"]
+	@test -n "$(SOURCE)" && test -n "$(OUT)" || { echo 'usage: make shards SOURCE=images OUT=data/images [ARGS="…"]'; exit 2; }
+	$(BIN)/veca-data shards "$(SOURCE)" --out "$(OUT)" $(ARGS)
+
+demo: $(READY) ## sample images, shards, two-stage distillation on the CPU, a probe, a report (minutes)
+	$(BIN)/veca-data sample --out demo/sample --count 1000 --size 128
+	$(BIN)/veca-data shards demo/sample/images --out demo/shards
+	$(BIN)/veca fit --config recipes/demo.yaml
+	$(BIN)/veca fit --config recipes/demo_multires.yaml
+	$(BIN)/veca probe knn --model demo/run/multires/checkpoints/last.ckpt --data demo/sample/images \
+	  --budgets 8,32,64 --resolutions 64 --out demo/run/knn.json
+	$(BIN)/veca report demo/run
+
+bench: $(READY) ## benchmarks, every number a ratio taken in one run
+	@for name in shards pixels loader loop; do echo "== $$name"; $(BIN)/veca bench $$name || exit 1; done
+
+torture: $(READY) ## the long fault campaign: every case of the tests marked torture
+	$(BIN)/python -m pytest -m torture

@@ -1,11 +1,19 @@
 """Fixtures that several parts share."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
+from tests.data.conftest import write_dataset
 from veca import Veca, create_model
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> None:
+    """Toy sizes run faster on one thread, and alike on every machine."""
+    torch.set_num_threads(1)
 
 
 @pytest.fixture
@@ -22,3 +30,15 @@ def shared_data() -> Path:
     if not folder.is_dir():
         pytest.skip("real sample images are not beside this checkout")
     return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """50 training samples in three uneven shards and 9 for validation."""
+    return write_dataset(tmp_path_factory.mktemp("tiny") / "shards", [20, 13, 17], [9])
+
+
+@pytest.fixture
+def make_tiny_shards(tmp_path: Path) -> Callable[..., Path]:
+    """`make_tiny_shards([8])`: a dataset with these many samples per training shard."""
+    return lambda train, val=(): write_dataset(tmp_path / "shards", train, val)

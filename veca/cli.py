@@ -1,35 +1,69 @@
 """The verbs of the `veca` command. Each is one line here; the work is in the module it names."""
 
+import os
 import sys
-from collections.abc import Callable
 from importlib import import_module
 
 from jsonargparse import auto_cli
 
 # verb: (module, function, what it does). Imported on use, so that --help answers at once.
 VERBS = {
-    "convert": ("veca.checkpoint", "convert", "the authors' checkpoint -> model.safetensors + config.json"),
+    "fit": ("veca.fit", "main", "train: --config recipes/NAME.yaml [--key value]"),
+    "validate": ("veca.fit", "main", "losses over the resolution × budget grid, on the val shards"),
+    "test": ("veca.fit", "main", "the same on the test shards"),
+    "predict": ("veca.fit", "main", "write features of the val shards into the run's folder"),
+    "probe knn": ("veca.probes.knn", "knn", "what frozen features are worth: k-NN on class folders"),
+    "convert": ("veca.checkpoint", "convert", "the authors' checkpoint → model.safetensors + config.json"),
+    "report": ("veca.report", "report", "one HTML file about a run"),
+    "bench plan": (
+        "veca.bench.plan",
+        "plan",
+        "GPU hours, memory and storage of a recipe, with the arithmetic",
+    ),
+    "bench loop": ("veca.bench.loop", "loop", "what Lightning's loop costs over a bare one"),
+    "bench loader": ("veca.bench.loader", "run", "images/s of the loader, and the cost of skipping"),
+    "bench pixels": ("veca.bench.pixels", "run", "images/s of decoding and augmenting"),
+    "bench shards": ("veca.bench.shards", "run", "speed of making shards"),
 }
+TRACEBACK = "VECA_TRACEBACK"
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Run one verb; a user's mistake ends with one line and status 2, not a traceback."""
+    """Run one verb; a user's mistake ends with its message and status 2, not a traceback."""
     args = sys.argv[1:] if argv is None else argv
     if not args or args[0] in ("-h", "--help"):
         print(_usage())
         return
-    verb, rest = args[0], args[1:]
+    words = 2 if " ".join(args[:2]) in VERBS else 1
+    verb, rest = " ".join(args[:words]), args[words:]
     if verb not in VERBS:
         raise SystemExit(f"veca: error: no verb {verb!r}.\n\n{_usage()}")
     module, name, _ = VERBS[verb]
-    function: Callable[..., None] = getattr(import_module(module), name)
     try:
-        auto_cli(function, args=rest, prog=f"veca {verb}", as_positional=True)
-    except (ValueError, OSError) as error:
+        function = getattr(import_module(module), name)
+        if module == "veca.fit":
+            function(argv)
+        else:
+            positional = not verb.startswith("probe")  # --model and --data read better named
+            _show(auto_cli(function, args=rest, prog=f"veca {verb}", as_positional=positional))
+    except (ValueError, OSError, FloatingPointError) as error:
+        if TRACEBACK in os.environ:
+            raise
         print(f"veca: error: {error}", file=sys.stderr)
         raise SystemExit(2) from None
 
 
+def _show(result: object) -> None:
+    """Benchmarks return their numbers; other verbs have said what there was to say."""
+    if isinstance(result, dict):
+        for name, value in result.items():
+            print(f"{name:<40} {value:10.4g}")
+
+
 def _usage() -> str:
-    lines = [f"  {verb:<10} {text}" for verb, (_, _, text) in VERBS.items()]
-    return "usage: veca VERB [options]   (veca VERB --help explains one)\n\n" + "\n".join(lines)
+    lines = [f"  {verb:<13} {text}" for verb, (_, _, text) in VERBS.items()]
+    return (
+        "usage: veca VERB [options]   (veca VERB --help explains one)\n\n"
+        + "\n".join(lines)
+        + f"\n\nA mistake ends with a message; set {TRACEBACK}=1 to see where it was found."
+    )

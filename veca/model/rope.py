@@ -25,9 +25,9 @@ def patch_coordinates(rows: int, cols: int, *, device: torch.device, dtype: torc
     return torch.stack((grid_x, grid_y), dim=-1).reshape(1, rows * cols, 2)
 
 
-def augment_coordinates(coordinates: Tensor, generator: torch.Generator | None = None) -> Tensor:
-    """Shift each axis, then scale both: one draw for the whole batch."""
-    draw = 2 * torch.rand(3, device=coordinates.device, dtype=coordinates.dtype, generator=generator) - 1
+def augment_coordinates(coordinates: Tensor) -> Tensor:
+    """Shift each axis, then scale both: one draw of torch's generator for the whole batch."""
+    draw = 2 * torch.rand(3, device=coordinates.device, dtype=coordinates.dtype) - 1
     shift, log_scale = draw[:2] * MAX_SHIFT, draw[2] * math.log(MAX_SCALE)
     return (coordinates + shift) * log_scale.exp()
 

@@ -97,7 +97,6 @@ class Veca(nn.Module, HubFolder):
 
         self.activation_checkpointing = False  # recompute blocks in backward: less memory, more time
         self.augment_rope = True  # in training mode only
-        self.rope_generator: torch.Generator | None = None  # None: torch's own, on the images' device
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -218,7 +217,7 @@ class Veca(nn.Module, HubFolder):
     def _patch_coordinates(self, rows: int, cols: int, device: torch.device, dtype: torch.dtype) -> Tensor:
         coordinates = patch_coordinates(rows, cols, device=device, dtype=dtype)
         if self.training and self.augment_rope:
-            coordinates = augment_coordinates(coordinates, self.rope_generator)
+            coordinates = augment_coordinates(coordinates)
         return coordinates
 
     def _move(self, coordinates: Tensor, cores: Tensor, k: int) -> Tensor:

@@ -1,0 +1,75 @@
+"""A whole run at toy size, for tests that need a real Trainer."""
+
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.callbacks import Callback
+
+from veca.budgets import BroadcastBudgetStrategy
+from veca.data.datamodule import ShardDataModule
+from veca.data.resolutions import Phase, ResolutionSchedule
+from veca.distill import Distill
+from veca.optim.settings import Optimization
+from veca.teacher import OfflineTeacher
+from veca.types import Batch
+
+BUDGETS = {4: 1.0, 8: 1.0, 12: 2.0, 16: 2.0}
+STAGE1 = {32: 1.0}
+STAGE2 = {32: 0.5, 48: 0.5}
+
+
+class Diary(Callback):
+    """Keys, pixels and budget of every micro-batch."""
+
+    def __init__(self) -> None:
+        self.pages: list[tuple[int, int, tuple[int, ...], list[str], int]] = []
+
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Batch, batch_idx: int
+    ) -> None:
+        assert isinstance(pl_module, Distill)
+        assert pl_module.plan is not None
+        step = trainer.global_step
+        pixels = int(batch.images.long().sum())
+        self.pages.append((step, pl_module.plan.budget(step), tuple(batch.images.shape), batch.keys, pixels))
+
+
+def make_model(*, augment_rope: bool = True, **changes: Any) -> Distill:
+    torch.manual_seed(0)
+    optimization = {"lr": 4e-3, "min_lr": 5e-4, "weight_decay": 0.015, "warmup_steps": 0}
+    options: dict[str, Any] = {
+        "optimization": Optimization(**{**optimization, **changes.pop("optimization", {})}),
+        "budgets": BUDGETS,
+        "size": "tiny",
+        "size_overrides": {"width": 32, "depth": 2, "num_heads": 2, "num_cores": 16, "core_group": 4},
+    }
+    model = Distill(OfflineTeacher(), **{**options, **changes})
+    model.student.augment_rope = augment_rope
+    return model
+
+
+def make_data(
+    shards: Path, *, resolutions: dict[int, float] = STAGE1, batch_size: int = 4, **options: Any
+) -> ShardDataModule:
+    schedule = ResolutionSchedule(phases=[Phase(0, resolutions)], batch_size=batch_size)
+    return ShardDataModule(sources=str(shards), resolutions=schedule, **{"num_workers": 0, **options})
+
+
+def make_trainer(folder: Path, *, max_steps: int, **options: Any) -> pl.Trainer:
+    defaults: dict[str, Any] = {
+        "accelerator": "cpu",
+        "devices": 1,
+        "strategy": BroadcastBudgetStrategy(),
+        "max_steps": max_steps,
+        "max_epochs": -1,
+        "default_root_dir": folder,
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "limit_val_batches": 0,
+        "num_sanity_val_steps": 0,
+    }
+    return pl.Trainer(**{**defaults, **options})
