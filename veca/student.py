@@ -16,8 +16,9 @@ import torch
 import transformers
 from torch import Tensor, nn
 
+from veca.data.resolutions import PATCH_SIZE
 from veca.model.sizes import SIZES, Size
-from veca.teacher.base import PATCH_SIZE, check_images
+from veca.teacher.base import check_images
 from veca.teacher.dinov3 import NUM_REGISTERS, dinov3_config, is_gated
 from veca.types import Features
 

@@ -6,11 +6,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from veca.data.pixels import MEAN, STD
 from veca.teacher import Teacher
 from veca.teacher.base import (
     IMAGENET,
-    IMAGENET_MEAN,
-    IMAGENET_STD,
     Encoding,
     MicroBatch,
     Normalisation,
@@ -47,7 +46,7 @@ def test_forward_when_called_then_targets_lie_row_major_on_the_student_grid(imag
     assert targets.patches.shape == (3, 15, 4)
     # Row 2, column 3 of the 3×5 grid, one convolution written out.
     cell = images[:, :, 32:48, 48:64].double()
-    mean, std = (torch.tensor(v, dtype=torch.float64).view(3, 1, 1) for v in (IMAGENET_MEAN, IMAGENET_STD))
+    mean, std = (torch.tensor(v, dtype=torch.float64).view(3, 1, 1) for v in (MEAN, STD))
     weight, bias = teacher.model.weight.double(), teacher.model.bias.double()
     by_hand = torch.einsum("bchw,dchw->bd", (cell / 255 - mean) / std, weight) + bias
     torch.testing.assert_close(targets.patches[:, 2 * 5 + 3].double(), by_hand, rtol=1e-5, atol=1e-5)

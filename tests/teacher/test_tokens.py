@@ -7,8 +7,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tests.teacher.models import CLIP_MEAN, CLIP_STD, build, normalise
+from veca.data.pixels import MEAN, STD
 from veca.student import TransformersStudent
-from veca.teacher.base import IMAGENET_MEAN, IMAGENET_STD, Normalisation
+from veca.teacher.base import Normalisation
 from veca.teacher.tokens import TokenTeacher
 from veca.types import Targets
 
@@ -43,7 +44,7 @@ def test_dinov2_when_patches_are_14_pixels_then_its_grid_is_resampled(kind: str)
     num_registers = 4 if kind == "Dinov2WithRegisters" else 0
     small = F.interpolate(images.float(), size=(252, 126), mode="bicubic", antialias=True).clamp(0, 255)
     with torch.no_grad():
-        tokens = model(normalise(small, IMAGENET_MEAN, IMAGENET_STD)).last_hidden_state
+        tokens = model(normalise(small, MEAN, STD)).last_hidden_state
     own = tokens[:, 1 + num_registers :].reshape(2, 18, 9, 32).permute(0, 3, 1, 2)
     patches = F.interpolate(own, size=(16, 8), mode="bilinear", antialias=True)
     close(TokenTeacher(model)(images), tokens[:, 0], patches.flatten(2).transpose(1, 2))
@@ -52,7 +53,7 @@ def test_dinov2_when_patches_are_14_pixels_then_its_grid_is_resampled(kind: str)
 def test_vit_when_the_image_is_not_its_own_size_then_positions_are_interpolated(images: Tensor) -> None:
     model = build("ViT", image_size=32)
     with torch.no_grad():
-        pixels = normalise(images, IMAGENET_MEAN, IMAGENET_STD)
+        pixels = normalise(images, MEAN, STD)
         tokens = model(pixels, interpolate_pos_encoding=True).last_hidden_state
     close(TokenTeacher(model)(images), tokens[:, 0], tokens[:, 1:])
 
@@ -91,7 +92,7 @@ def test_dinov3_when_a_student_shares_its_coordinates_then_backward_works() -> N
     images = torch.randint(0, 256, (1, 3, 208, 176), dtype=torch.uint8)  # a size no other test has cached
     targets = TokenTeacher(build("DINOv3ViT"))(images)
     student = TransformersStudent("tiny", out_width=32)
-    features = student(normalise(images, IMAGENET_MEAN, IMAGENET_STD))
+    features = student(normalise(images, MEAN, STD))
     F.mse_loss(features.patches, targets.patches).backward()
     assert student.output_proj is not None
     assert student.output_proj.weight.grad is not None
@@ -140,7 +141,7 @@ def test_compile_teacher_when_resolutions_and_batches_vary_then_few_graphs_and_e
 
 @pytest.mark.parametrize(
     ("mean", "std", "normalisation"),
-    [(IMAGENET_MEAN, IMAGENET_STD, None), (CLIP_MEAN, CLIP_STD, CLIP)],
+    [(MEAN, STD, None), (CLIP_MEAN, CLIP_STD, CLIP)],
 )
 def test_patch_projection_when_used_on_student_pixels_then_gives_the_teachers_embedding(
     images: Tensor, mean: tuple[float, ...], std: tuple[float, ...], normalisation: Normalisation | None
@@ -151,7 +152,7 @@ def test_patch_projection_when_used_on_student_pixels_then_gives_the_teachers_em
     assert projection is not None
     weight, bias = projection
     expected = model.embeddings.patch_embeddings(normalise(images, mean, std))
-    actual = F.conv2d(normalise(images, IMAGENET_MEAN, IMAGENET_STD), weight, bias, stride=16)
+    actual = F.conv2d(normalise(images, MEAN, STD), weight, bias, stride=16)
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
     if normalisation is None:
         assert torch.equal(weight, model.embeddings.patch_embeddings.weight)
@@ -162,7 +163,7 @@ def test_patch_projection_when_there_is_no_bias_then_shift_alone(images: Tensor)
     model = build("CLIPVision", patch_size=16, image_size=32)
     projection = TokenTeacher(model, normalisation=CLIP).patch_projection()
     assert projection is not None
-    actual = F.conv2d(normalise(images, IMAGENET_MEAN, IMAGENET_STD), *projection, stride=16)
+    actual = F.conv2d(normalise(images, MEAN, STD), *projection, stride=16)
     expected = model.embeddings.patch_embedding(normalise(images, CLIP_MEAN, CLIP_STD))
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
 

@@ -16,11 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from veca.data.pixels import MEAN, STD
+from veca.data.resolutions import PATCH_SIZE
 from veca.types import Targets
-
-PATCH_SIZE = 16  # of the student; targets always lie on this grid
-IMAGENET_MEAN = (0.485, 0.456, 0.406)
-IMAGENET_STD = (0.229, 0.224, 0.225)
 
 Channels = tuple[float, float, float]
 MicroBatch = int | dict[int, int] | None
@@ -40,7 +38,7 @@ class Normalisation(NamedTuple):
         return cls((red, green, blue), (red_std, green_std, blue_std))
 
 
-IMAGENET = Normalisation.from_unit(IMAGENET_MEAN, IMAGENET_STD)  # also the student's
+IMAGENET = Normalisation.from_unit(MEAN, STD)  # also the student's
 
 
 class Encoding(NamedTuple):

@@ -14,7 +14,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from veca.teacher.base import IMAGENET, PATCH_SIZE, Encoding, MicroBatch, Normalisation, Teacher
+from veca.data.resolutions import PATCH_SIZE
+from veca.teacher.base import IMAGENET, Encoding, MicroBatch, Normalisation, Teacher
 
 # These normalise their pooled CLS token only; `last_hidden_state` comes without the last norm.
 _NORM_MISSING = frozenset(
