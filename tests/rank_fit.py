@@ -1,4 +1,7 @@
-"""A short distillation: `rank_fit.py SHARDS OUT DEVICES BATCH_SIZE`; each rank writes OUT/DEVICES-RANK.pt."""
+"""A short distillation: `rank_fit.py SHARDS OUT DEVICES BATCH_SIZE [ACCELERATOR PRECISION]`.
+
+Each rank writes OUT/DEVICES-RANK.pt.
+"""
 
 import os
 import sys
@@ -10,12 +13,9 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
     from tests.training import Diary, make_data, make_model, make_trainer
 
-    shards, out, devices, batch_size = (
-        Path(sys.argv[1]),
-        Path(sys.argv[2]),
-        int(sys.argv[3]),
-        int(sys.argv[4]),
-    )
+    shards, out = Path(sys.argv[1]), Path(sys.argv[2])
+    devices, batch_size = int(sys.argv[3]), int(sys.argv[4])
+    accelerator, precision = sys.argv[5:7] or ("cpu", "32-true")
     torch.set_num_threads(1)
     model, diary = make_model(augment_rope=False), Diary()
     if int(os.environ.get("LOCAL_RANK", 0)):
@@ -23,7 +23,14 @@ if __name__ == "__main__":
             for parameter in model.student.parameters():
                 parameter.add_(1)
     start = {name: tensor.clone() for name, tensor in model.student.state_dict().items()}
-    trainer = make_trainer(out, max_steps=20, devices=devices, callbacks=[diary])
+    trainer = make_trainer(
+        out,
+        max_steps=20,
+        devices=devices,
+        accelerator=accelerator,
+        precision=precision,
+        callbacks=[diary],
+    )
     trainer.fit(model, datamodule=make_data(shards, batch_size=batch_size))
     result = {
         "student": dict(model.student.state_dict()),
