@@ -195,6 +195,36 @@ def test_another_world_size_sees_each_sample_of_the_epoch_once(folder: Path) -> 
     assert Counter(Counter(seen).values()) == {1: 18}
 
 
+@pytest.mark.parametrize(("before", "after"), [(1, 3), (3, 1)])
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_another_batch_size_and_accumulation_lose_and_repeat_nothing(
+    before: int, after: int, accumulate: int, folder: Path, tmp_path: Path
+) -> None:
+    """Lightning counts its epoch in batches, which now mean something else; the samples go on."""
+    options: dict[str, Any] = {"max_epochs": -1, "limit_val_batches": 0}
+    sizes = {size: ResolutionSchedule([Phase(0, {32: 1.0})], batch_size=size) for size in (before, after)}
+    first = data_module(folder, resolutions=sizes[before])
+    whole = fit(first, max_steps=15 // before, callbacks=[SaveEverywhere(tmp_path)], **options)
+    checkpoint = tmp_path / f"{15 // before:03d}-batch.ckpt"
+    resumed = fit(
+        data_module(folder, resolutions=sizes[after]),
+        ckpt_path=checkpoint,
+        max_steps=15 // before + 40,
+        accumulate_grad_batches=accumulate,
+        **options,
+    )
+    keys = [key for recorder in (whole, resumed) for *_, batch, _ in recorder.seen for key in batch]
+    assert len(whole.seen) * before == 15
+    alone = data_module(folder, resolutions=ResolutionSchedule([Phase(0, {32: 1.0})], batch_size=1))
+    alone.setup("fit")
+    loader = alone.train_loader()
+    for _ in range(2):
+        order = [batch.keys[0] for batch in loader]  # the whole epoch, sample by sample
+        taken = next((n for n in range(19) if order[n] != keys[n]), 19)
+        assert taken > 19 - after * accumulate
+        keys = keys[taken:]
+
+
 def test_state_is_plain_enough_for_weights_only_loading(folder: Path, tmp_path: Path) -> None:
     torch.save(saved_state(folder), tmp_path / "state.pt")
     assert torch.load(tmp_path / "state.pt", weights_only=True) == saved_state(folder)

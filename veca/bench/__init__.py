@@ -1,1 +1,1 @@
-"""Benchmarks: every number is a ratio taken in one interleaved run. A leaf: only the command line imports it."""
+"""Benchmarks: every number is a ratio taken in one interleaved run. Only the command line imports them."""

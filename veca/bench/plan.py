@@ -65,6 +65,7 @@ def plan_lines(recipe: Path, *, device: str, devices: int | None, utilisation: f
         *_batch_lines(run, work),
         *_flop_lines(run, work),
         *_time_lines(work, gpu, utilisation),
+        *([] if run.checkpointing else [_checkpointed_line(work, gpu, utilisation)]),
         *_memory_lines(run, student, work, gpu),
         *_traffic_lines(student, work, work.device_flops / (gpu.flops * utilisation)),
         *_storage_lines(run, student),
@@ -117,9 +118,8 @@ def _flop_lines(run: PlannedRun, work: Work) -> Lines:
 
 def _time_lines(work: Work, gpu: Device, utilisation: float) -> Lines:
     rate = gpu.flops * utilisation
-    step = work.device_flops / rate
-    training, validation = work.steps * step / 3600, work.validation / (work.devices * rate) / 3600
-    hours, images = training + validation, work.images_per_step / step
+    step, hours = work.device_flops / rate, run_hours(work, rate)
+    validation, images = hours - work.steps * step / 3600, work.images_per_step / step
     return [
         "",
         f"time (ASSUMED, not measured: training reaches {utilisation:.0%} of the peak)",
@@ -135,6 +135,16 @@ def _time_lines(work: Work, gpu: Device, utilisation: float) -> Lines:
         f"{images * IMAGE_BYTES / 1e6:,.0f} MB/s",
         "  cross-check       the paper names 6 × L40S and no wall-clock: there is none to compare with",
     ]
+
+
+def _checkpointed_line(work: Work, gpu: Device, utilisation: float) -> str:
+    hours = run_hours(work._replace(passes=work.passes + 1), gpu.flops * utilisation)
+    return f"  … checkpointed    with activation checkpointing, {work.passes + 1} × student: {hours:,.1f} h"
+
+
+def run_hours(work: Work, rate: float) -> float:
+    """Hours of training and validation at `rate` FLOP/s per device."""
+    return (work.steps * work.device_flops + work.validation / work.devices) / rate / 3600
 
 
 def _memory_lines(run: PlannedRun, student: Veca, work: Work, gpu: Device) -> Lines:

@@ -142,7 +142,7 @@ class TrainLoader:
 
     @property
     def position(self) -> Position:
-        """The position behind the last batch that training has consumed."""
+        """The position behind the last batch consumed; without a Trainer, behind the last one handed out."""
         progress = self._progress()
         unfinished = progress is not None and progress.batches < self._in_hand_after
         return self._positions[0] if unfinished else self._positions[-1]

@@ -106,7 +106,7 @@ class TrainStream:
 
     def _open_epoch(self, position: Position, taken: int) -> Position:
         """The next epoch, unless this one still fills the optimizer step at `position`."""
-        missing = self.accumulate - position.micro_batch
+        missing = max(self.accumulate - position.micro_batch, 1)  # a resume may accumulate less
         if position.samples + taken * missing > self._order.samples_per_epoch:
             return position._replace(epoch=position.epoch + 1, samples=0)
         return position
