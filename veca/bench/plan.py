@@ -125,11 +125,12 @@ def _time_lines(work: Work, gpu: Device, utilisation: float) -> Lines:
         f"time (ASSUMED, not measured: training reaches {utilisation:.0%} of the peak)",
         f"  rate              {gpu.flops / 1e12:g} TFLOP/s dense bf16 × {utilisation:g} = "
         f"{rate / 1e12:.1f} TFLOP/s per device",
-        f"  a step            {work.device_flops / 1e12:.3f} T / {rate / 1e12:.1f} T/s = {step:.3f} s",
-        f"  throughput        {work.images_per_step:,.0f} / {step:.3f} s = {images:,.0f} images/s, "
+        f"  a step            {work.device_flops / 1e12:.3f} T / {rate / 1e12:.1f} T/s "
+        f"= {1000 * step:.2f} ms",
+        f"  throughput        {work.images_per_step:,.0f} / {1000 * step:.2f} ms = {images:,.0f} images/s, "
         f"{images / work.devices:,.0f} per device",
-        f"  wall-clock        {work.steps:,} × {step:.3f} s + validation {validation:.1f} h = {hours:,.1f} h "
-        f"({hours / 24:.1f} days)",
+        f"  wall-clock        {work.steps:,} × {1000 * step:.2f} ms + validation {validation:.1f} h "
+        f"= {hours:,.1f} h ({hours / 24:.1f} days)",
         f"  device hours      {hours:,.1f} h × {work.devices} = {hours * work.devices:,.0f}",
         f"  to read           {images:,.0f} images/s × {IMAGE_BYTES / 1e3:.0f} kB = "
         f"{images * IMAGE_BYTES / 1e6:,.0f} MB/s",
