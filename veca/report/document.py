@@ -8,8 +8,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from veca.files import write_text_atomic
+from veca.probes.results import markdown, table
 from veca.report.sections import html_table, stage_section
-from veca.report.stage import read_stages
+from veca.report.stage import Stage, read_stages
 
 REPORT_NAME = "report.html"
 PACKAGES = ("veca", "torch", "lightning", "transformers", "webdataset")
@@ -62,7 +63,21 @@ def report(run_dir: Path) -> None:
     body = "".join(stage_section(stage) for stage in stages)
     path = run_dir / REPORT_NAME
     write_text_atomic(path, _document(run_dir.resolve().name, body + _environment()))
+    for stage in stages:
+        print("\n".join(_summary(stage)))
     print(path)
+
+
+def _summary(stage: Stage) -> list[str]:
+    """The final validation losses beside the constant, and the probes, for the terminal."""
+    lines = []
+    for resolution, names in stage.grid("val").items():
+        heads = ["constant" if budget is None else f"budget {budget}" for budget in names]
+        losses = [f"{stage.last(name):.4f}" for name in names.values()]
+        lines += [markdown([[f"{stage.name}, {resolution} px", *heads], ["val loss", *losses]]), ""]
+    for results in stage.probes:
+        lines += [markdown(table(results)), ""]
+    return lines
 
 
 def _document(title: str, body: str) -> str:
