@@ -43,7 +43,7 @@ def test_equals_masked_full_attention_forward_and_backward(
             assert name.startswith("cores.")
             assert not weights[name].grad.any()
         else:
-            torch.testing.assert_close(parameter.grad, weights[name].grad, rtol=1e-9, atol=1e-10, msg=name)
+            torch.testing.assert_close(parameter.grad, weights[name].grad, rtol=1e-10, atol=1e-10, msg=name)
 
 
 def test_patches_reach_patches_only_through_cores(tiny_student: Veca) -> None:
