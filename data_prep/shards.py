@@ -56,13 +56,13 @@ def make_shards(
     plan = claim_folder(out, plan)
     _say_ignored(plan)
     mine = [unit for number, unit in enumerate(plan.units) if not part or number % part.of == part.number]
-    todo = [unit for unit in mine if not _is_finished(out, unit)]
-    _remove_leftovers(out, todo)
-    if len(todo) < len(mine):
-        print(f"{len(mine) - len(todo)} of {len(mine)} units of work are finished already.")
+    pending = [unit for unit in mine if not _is_finished(out, unit)]
+    _remove_leftovers(out, pending)
+    if len(pending) < len(mine):
+        print(f"{len(mine) - len(pending)} of {len(mine)} units of work are finished already.")
     started = time.monotonic()
-    _work(plan, out, todo, encoding=encoding, workers=processes)
-    done_bytes = sum(plan.source_bytes(unit) for unit in todo)
+    _work(plan, out, pending, encoding=encoding, workers=processes)
+    done_bytes = sum(plan.source_bytes(unit) for unit in pending)
     _say_speed(done_bytes, time.monotonic() - started)
     if part:
         print(f"Part {part.number}/{part.of} is done. When all parts are: veca-data merge {out}")
@@ -76,15 +76,15 @@ def merge_parts(out: str | os.PathLike[str], *, max_rejects: float = DEFAULT_MAX
     return finish(Path(out), max_rejects=max_rejects)
 
 
-def _work(plan: Plan, out: Path, todo: list[Unit], *, encoding: Encoding, workers: int) -> None:
+def _work(plan: Plan, out: Path, pending: list[Unit], *, encoding: Encoding, workers: int) -> None:
     job = Job(plan.source.root, out, encoding, plan.seed)
-    total = sum(plan.source_bytes(unit) for unit in todo)
-    tasks = (plan.task(unit) for unit in todo)
+    total = sum(plan.source_bytes(unit) for unit in pending)
+    tasks = (plan.task(unit) for unit in pending)
     try:
         results = run_tasks(
             partial(run_task, job),
             tasks,
-            workers=min(workers, max(1, len(todo))),
+            workers=min(workers, max(1, len(pending))),
             total_bytes=total,
             label="shards",
         )
@@ -108,9 +108,9 @@ def _is_finished(out: Path, unit: Unit) -> bool:
     return all(read_record(out, shard, source_bytes=size) is not None for shard in unit.shards)
 
 
-def _remove_leftovers(out: Path, todo: list[Unit]) -> None:
+def _remove_leftovers(out: Path, pending: list[Unit]) -> None:
     """Remove the temporary files that a killed run left of the shards to be made now."""
-    shards = {shard.removesuffix(".tar") for unit in todo for shard in unit.shards}
+    shards = {shard.removesuffix(".tar") for unit in pending for shard in unit.shards}
     for folder in (out, out / ".parts"):
         for path in folder.glob(".*.tmp"):
             if path.name.lstrip(".").partition(".")[0] in shards:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.data.conftest import write_dataset
+from tests.data.shards import write_dataset
 from veca import Veca, create_model
 
 

@@ -27,7 +27,6 @@ from veca.losses import Losses, distillation_loss
 from veca.model import Veca, create_model
 from veca.model.sizes import resolve_size
 from veca.optim.settings import Optimization
-from veca.optim.split import split_parameters
 from veca.student import NUM_GLOBAL, TransformersStudent
 from veca.teacher import Teacher
 from veca.types import Batch, Features, Targets
@@ -130,8 +129,6 @@ class Distill(LightningModule):
             self.teacher.micro_batch = data.resolutions.teacher_micro_batches
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
-        split = split_parameters(self.student)
-        log.info("NorMuon: %d matrices; AdamW: %d tensors", len(split.matrices), len(split.rest))
         max_steps = self.trainer.estimated_stepping_batches
         if math.isinf(max_steps):
             raise ValueError(

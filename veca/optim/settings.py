@@ -1,5 +1,6 @@
 """What a recipe says about optimization, and what it comes to for a given run."""
 
+import logging
 import math
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -11,6 +12,8 @@ from torch.optim.lr_scheduler import LambdaLR
 from veca.optim.combined import Backend, make_optimizer
 from veca.optim.schedule import warmup_cosine_factor
 from veca.optim.split import split_parameters
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +69,9 @@ class Optimization:
             warmup = round(self.warmup_epochs * steps_per_epoch)
         keys = ("lr", "weight_decay", "momentum", "beta2", "betas", "backend")
         options: dict[str, Any] = {key: asdict(self)[key] for key in keys}
-        optimizer = make_optimizer(split_parameters(student), **options)
+        split = split_parameters(student)
+        log.info(split.describe())
+        optimizer = make_optimizer(split, **options)
         factor = warmup_cosine_factor(
             lr=self.lr, min_lr=self.min_lr, warmup_steps=warmup, max_steps=max_steps
         )
