@@ -20,8 +20,6 @@ the last thing in the file (some cameras append data; a broken download lacks it
 import io
 from typing import NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
 from PIL import Image
 
 from veca.data.decode import BadImage, decode, decode_pixels, image_size
@@ -119,17 +117,13 @@ def _is_animated_webp(data: bytes) -> bool:
 def _reencode(data: bytes, encoding: Encoding) -> Packed:
     target = encoding.max_short_side
     pixels = decode_pixels(data, short_side=target)
-    image = Image.fromarray(_rgb(pixels.rgbx))
+    image = Image.fromarray(pixels.rgb)
     if target is not None and min(pixels.size) > target:
         # The size is taken from the full picture: DCT scaling rounds up, which would bend the aspect.
         scale = target / min(pixels.size)
         size = (round(pixels.size[0] * scale), round(pixels.size[1] * scale))
         image = image.resize(size, Image.Resampling.LANCZOS)
     return _packed(image, "jpg", "JPEG", quality=encoding.quality or DEFAULT_QUALITY)
-
-
-def _rgb(rgbx: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    return np.ascontiguousarray(rgbx[:, :, :3])
 
 
 def _packed(image: Image.Image, suffix: str, name: str, **options: int) -> Packed:

@@ -25,11 +25,12 @@ def picture(kind, side=SIDE):
 
 
 def apply(image, op, magnitude):
-    padded = np.concatenate([image, np.full_like(image[..., :1], 77)], axis=-1)
-    planes = apply_op(padded.view("<u4")[..., 0], op=op, magnitude=magnitude)
-    assert planes.flags.c_contiguous
-    assert planes.flags.writeable
-    return planes.transpose(1, 2, 0)
+    before = image.copy()
+    pixels = apply_op(image, op=op, magnitude=magnitude)
+    assert np.array_equal(image, before), "the source was changed"
+    assert pixels.flags.c_contiguous
+    assert pixels.flags.writeable
+    return pixels
 
 
 def magnitudes(op):
@@ -113,7 +114,7 @@ def test_geometry_follows_its_definition(op):
     for magnitude in magnitudes(op):
         expected, near_edge = gather(image, source_of(op, magnitude))
         wrong = (apply(image, op, magnitude) != expected).any(axis=-1)
-        # Pillow steps in 16-bit fixed point: on the very edge between two pixels either may win.
+        # OpenCV steps in fixed point: on the very edge between two pixels either may win.
         assert not (wrong & ~near_edge).any(), (op, magnitude)
         assert wrong.mean() < 0.05
 
@@ -150,13 +151,25 @@ PILLOW = {
 }
 
 
+ROUNDED = {"Brightness", "Color", "Contrast", "Sharpness", "AutoContrast"}  # sums of products
+
+
 @pytest.mark.parametrize("kind", ["noise", "ramp", "flat"])
 @pytest.mark.parametrize("op", sorted(PILLOW))
 def test_colour_equals_pillow(op, kind):
     image = picture(kind)
     for magnitude in magnitudes(op):
-        expected = np.asarray(PILLOW[op](Image.fromarray(image), magnitude))
-        assert np.array_equal(apply(image, op, magnitude), expected), (op, magnitude)
+        expected = np.asarray(PILLOW[op](Image.fromarray(image), magnitude)).astype(int)
+        difference = apply(image, op, magnitude) - expected
+        assert np.abs(difference).max() <= (1 if op in ROUNDED else 0), (op, magnitude)
+        if kind == "noise":  # cut off as Pillow does: rounding would add half a level
+            assert abs(difference.mean()) < 0.2, (op, magnitude)
+
+
+@pytest.mark.parametrize("op", sorted(ROUNDED - {"AutoContrast"}))
+def test_magnitude_zero_changes_nothing(op):
+    image = picture("noise")
+    assert np.array_equal(apply(image, op, 0.0), image)
 
 
 def test_solarize_and_posterize_by_definition():
@@ -176,14 +189,3 @@ def test_equalize_of_a_few_bright_pixels():
     image[:] = np.arange(400).reshape(20, 20, 1) % 256
     expected = np.asarray(ImageOps.equalize(Image.fromarray(image)))
     assert np.array_equal(apply(image, "Equalize", 0.0), expected)
-
-
-@pytest.mark.parametrize("op", OPS)
-def test_flipped_and_strided_words_give_the_same_pixels(op):
-    image = picture("noise", 48)
-    magnitude = resolve_magnitude(op, step=11, negative=True)
-    padded = np.concatenate([image, image[..., :1]], axis=-1).view("<u4")[..., 0]
-    part = padded[3:43, 5:45][:, ::-1]
-    strided = apply_op(part, op=op, magnitude=magnitude)
-    assert np.array_equal(strided, apply_op(np.ascontiguousarray(part), op=op, magnitude=magnitude))
-    assert np.array_equal(padded.view(np.uint8).reshape(48, 48, 4)[..., :3], image), "the source was changed"

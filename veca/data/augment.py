@@ -1,8 +1,8 @@
 """Views: which part of an image the model sees, and what is done to it.
 
 A view is drawn from (seed, epoch, key) and the image's size alone, before anything is decoded, and is
-recorded whole: the same bytes and the same view give the same pixels, whatever worker or processor
-renders them. That is how cached teacher targets meet the student's input.
+recorded whole: the same bytes and the same view give the same pixels, whichever worker renders them. That
+is how cached teacher targets meet the student's input.
 
 A training view is, in this order (method, section 4): short side to 9/8 of the resolution (bicubic,
 antialiased), random crop, flip, one operation of TrivialAugmentWide. The resize stops where the crop
@@ -14,13 +14,14 @@ import json
 import math
 from typing import Any, NamedTuple
 
+import cv2
 import numpy as np
 import torch
 from numpy.typing import DTypeLike, NDArray
 from torch.nn import functional as F
 
 from veca.data.decode import Pixels, decode_pixels
-from veca.data.ops import NUM_BINS, OPS, WORD, apply_op, resolve_magnitude
+from veca.data.ops import NUM_BINS, OPS, apply_op, resolve_magnitude
 
 
 class View(NamedTuple):
@@ -85,7 +86,7 @@ def resized_size(size: tuple[int, int], *, resolution: int) -> tuple[int, int]:
 
 
 def render(data: bytes, view: View) -> NDArray[np.uint8]:
-    """The pixels of a view of an encoded image: (3, R, R), contiguous. Raises BadImage."""
+    """The pixels of a view of an encoded image: (3, R, R) on memory (R, R, 3). Raises BadImage."""
     return render_pixels(decode_pixels(data, short_side=min(view.width, view.height)), view)
 
 
@@ -96,8 +97,9 @@ def render_pixels(pixels: Pixels, view: View) -> NDArray[np.uint8]:
             f"the view is of an image that resizes to {view.width}×{view.height}; this one has "
             f"{pixels.size[0]}×{pixels.size[1]} pixels. Draw the view from the size of this image."
         )
-    words = _resize_and_crop(pixels, view).view(WORD)[..., 0]
-    return apply_op(words[:, ::-1] if view.flip else words, op=view.op, magnitude=view.magnitude)
+    crop: NDArray[Any] = _resize_and_crop(pixels, view)
+    crop = cv2.flip(crop, 1) if view.flip else crop
+    return apply_op(crop, op=view.op, magnitude=view.magnitude).transpose(2, 0, 1)
 
 
 def view_to_json(view: View) -> str:
@@ -118,12 +120,12 @@ def view_from_json(text: str) -> View:
 
 
 def _resize_and_crop(pixels: Pixels, view: View) -> NDArray[np.uint8]:
-    rgbx, (width, height), divisor = pixels
+    rgb, (width, height), divisor = pixels
     bottom, right = view.top + view.resolution, view.left + view.resolution
     if (width, height) != (view.width, view.height):
         scales = view.height * divisor / height, view.width * divisor / width
         rows, columns = _source_end(bottom, scales[0]), _source_end(right, scales[1])
-        source = torch.from_numpy(np.ascontiguousarray(rgbx[:rows, :columns]))[None]
+        source = torch.from_numpy(np.ascontiguousarray(rgb[:rows, :columns]))[None]
         # torch's uint8 kernel is more than twice as fast as Pillow's resize of the crop box alone, and
         # agrees with Pillow to one level, rarely two. It cannot start inside a pixel, so the part before
         # the crop is resized too. It gives floor(side × scale) pixels: a hair more makes sure of the last.
@@ -133,8 +135,8 @@ def _resize_and_crop(pixels: Pixels, view: View) -> NDArray[np.uint8]:
             mode="bicubic",
             antialias=True,
         )
-        rgbx = resized.permute(0, 2, 3, 1)[0].numpy()  # channels last, as they came
-    return rgbx[view.top : bottom, view.left : right]
+        rgb = resized.permute(0, 2, 3, 1)[0].numpy()  # channels last, as they came
+    return rgb[view.top : bottom, view.left : right]
 
 
 def _source_end(end: int, scale: float) -> int:

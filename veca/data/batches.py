@@ -134,9 +134,11 @@ def _filled(rows: Sequence[_Row | Skipped]) -> list[_Row]:
 
 
 def _stacked(rows: Sequence[_Row], *, resolution: int) -> Batch:
-    images = torch.empty((len(rows), 3, resolution, resolution), dtype=torch.uint8)
-    for image, row in zip(images.numpy(), rows, strict=True):
-        image[:] = row.pixels
+    # Pixels stay as they were decoded, channels last: the device sorts them into planes in no time.
+    memory = torch.empty((len(rows), resolution, resolution, 3), dtype=torch.uint8)
+    for image, row in zip(memory.numpy(), rows, strict=True):
+        image[:] = row.pixels.transpose(1, 2, 0)
+    images = memory.permute(0, 3, 1, 2)
     stored = [row.targets for row in rows if row.targets is not None]
     assert len(stored) in (0, len(rows))  # a view source has targets for all or for none
     targets = None

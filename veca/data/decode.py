@@ -45,10 +45,10 @@ class BadImage(ValueError):
 class Pixels(NamedTuple):
     """An upright image, perhaps decoded at a fraction of its size."""
 
-    rgbx: NDArray[np.uint8]  # (H, W, 4); the fourth byte is padding, so that a pixel is one machine word
+    rgb: NDArray[np.uint8]  # (H, W, 3)
     size: tuple[int, int]  # (width, height) of the image at full size
     divisor: int = (
-        1  # rgbx is ⌈size / divisor⌉; where that rounds up, its last row or column is partly padding
+        1  # rgb is ⌈size / divisor⌉; where that rounds up, its last row or column is partly padding
     )
 
 
@@ -71,7 +71,7 @@ def image_size(data: bytes) -> tuple[int, int]:
 
 def decode(data: bytes) -> NDArray[np.uint8]:
     """Decode to (H, W, 3) RGB at full size."""
-    return np.ascontiguousarray(decode_pixels(data).rgbx[:, :, :3])
+    return decode_pixels(data).rgb
 
 
 def decode_pixels(data: bytes, *, short_side: int | None = None) -> Pixels:
@@ -88,10 +88,10 @@ def decode_pixels(data: bytes, *, short_side: int | None = None) -> Pixels:
     divisor = 1
     if short_side is not None and header.orientation == 1:  # turning could move the padding to the other end
         divisor = _divisor(min(header.width, header.height), short_side)
-    rgbx = _upright(_decode_jpeg(data, header, divisor), header.orientation)
+    rgb = _upright(_decode_jpeg(data, header, divisor), header.orientation)
     turned = header.orientation >= 5
     size = (header.height, header.width) if turned else (header.width, header.height)
-    return Pixels(rgbx, size, divisor)
+    return Pixels(rgb, size, divisor)
 
 
 def pixels_from_pil(image: Image.Image) -> Pixels:
@@ -106,15 +106,15 @@ def pixels_from_pil(image: Image.Image) -> Pixels:
     elif image.has_transparency_data:
         image = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
-    rgbx = _upright(np.array(image.convert("RGB").convert("RGBX")), orientation)
-    return Pixels(rgbx, (rgbx.shape[1], rgbx.shape[0]))
+    rgb = _upright(np.array(image.convert("RGB")), orientation)
+    return Pixels(rgb, (rgb.shape[1], rgb.shape[0]))
 
 
 def _decode_jpeg(data: bytes, header: _JpegHeader, divisor: int) -> NDArray[np.uint8]:
     try:
-        rgbx: NDArray[np.uint8] = simplejpeg.decode_jpeg(
+        rgb: NDArray[np.uint8] = simplejpeg.decode_jpeg(
             data,
-            "RGBX",
+            "RGB",
             min_height=-(-header.height // divisor),
             min_width=-(-header.width // divisor),
             min_factor=divisor,
@@ -122,7 +122,7 @@ def _decode_jpeg(data: bytes, header: _JpegHeader, divisor: int) -> NDArray[np.u
     except ValueError as error:
         reason = "truncated" if "Premature end" in str(error) else "damaged"
         raise BadImage(reason, str(error)) from None
-    return rgbx
+    return rgb
 
 
 def _divisor(available: int, needed: int) -> int:

@@ -34,7 +34,7 @@ def normalise(
             f"images must be uint8 of shape (B, {len(mean)}, H, W); got {images.dtype} of shape "
             f"{tuple(images.shape)}. Images that are floats already must not be normalised again."
         )
-    normalised = images.float()
+    normalised = images.contiguous().float()  # batches come channels last
     # Python scalars, channel by channel: a tensor of means would be copied to the device in every step.
     for channel, (centre, spread) in enumerate(zip(mean, std, strict=True)):
         normalised[:, channel].mul_(1 / (255 * spread)).sub_(centre / spread)

@@ -141,7 +141,7 @@ class Teacher(nn.Module, ABC):
 
     def _pixels(self, images: Tensor) -> Tensor:
         height, width = images.shape[-2:]
-        pixels, size = images.float(), self.input_size(height, width)
+        pixels, size = images.contiguous().float(), self.input_size(height, width)
         if size != (height, width):
             # Bicubic overshoots at edges; an image file would have clipped there too.
             pixels = F.interpolate(pixels, size=size, mode="bicubic", antialias=True).clamp(0, 255)
