@@ -36,6 +36,44 @@ class Diary(Callback):
         self.pages.append((step, pl_module.plan.budget(step), tuple(batch.images.shape), batch.keys, pixels))
 
 
+class InactiveCores(Callback):
+    """After every step, cores outside of its budget have the weights and optimizer state of before."""
+
+    def __init__(self) -> None:
+        self.checked = 0
+
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Batch, batch_idx: int
+    ) -> None:
+        self._before = self._states(trainer, pl_module)
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Batch, batch_idx: int
+    ) -> None:
+        assert isinstance(pl_module, Distill)
+        assert pl_module.plan is not None
+        groups = pl_module.plan.budget(trainer.global_step - 1) // pl_module.student.size.core_group
+        now = self._states(trainer, pl_module)
+        for number, (before, after) in enumerate(zip(self._before, now, strict=True)):
+            active = number % (len(now) // 2) < groups  # tokens, then coordinates
+            assert torch.equal(before["weight"], after["weight"]) != active
+            if not active:
+                assert before.keys() == after.keys()
+                assert all(torch.equal(before[name], after[name]) for name in before)
+                self.checked += 1
+
+    @staticmethod
+    def _states(trainer: pl.Trainer, pl_module: pl.LightningModule) -> list[dict[str, torch.Tensor]]:
+        state = trainer.optimizers[0].state
+        return [
+            {
+                name: tensor.detach().clone()
+                for name, tensor in {"weight": core, **state.get(core, {})}.items()
+            }
+            for core in pl_module.student.cores.parameters()  # type: ignore[union-attr,operator]
+        ]
+
+
 def make_model(*, augment_rope: bool = True, **changes: Any) -> Distill:
     torch.manual_seed(0)
     optimization = {"lr": 4e-3, "min_lr": 5e-4, "weight_decay": 0.015, "warmup_steps": 0}
