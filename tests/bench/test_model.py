@@ -1,0 +1,28 @@
+"""The benchmark of the whole model, at a size that takes seconds."""
+
+import pytest
+import torch
+
+from veca.bench.model import CANDIDATES, candidate, model, train_flops
+
+
+def test_the_peers_of_the_same_weights_agree() -> None:
+    images = torch.randn(1, 3, 32, 32)
+    ours, plain = (candidate(name)(images) for name in CANDIDATES[:2])
+    torch.testing.assert_close(ours, plain, rtol=1e-4, atol=1e-4)
+
+
+def test_a_training_step_is_about_three_forward_passes() -> None:
+    small, large = train_flops(256), train_flops(512)
+    assert large / small == pytest.approx((1024 + 64) / (256 + 64), rel=0.01)  # linear in the tokens
+    assert 2 * 3 * 21e6 * 256 < small < 2 * 3 * 24e6 * 320 * 1.2
+
+
+def test_every_ratio_is_there(capsys: pytest.CaptureFixture[str]) -> None:
+    results = model(resolutions=[32], repeats=2, memory=False)
+    assert set(results) == {
+        *(f"{kind}/r32/{peer}_over_veca" for kind in ("forward", "train") for peer in CANDIDATES[1:]),
+        "train/r32/share_of_matrix_rate",
+    }
+    assert all(value > 0 for value in results.values())
+    assert "share_of_matrix_rate" in capsys.readouterr().out

@@ -1,0 +1,155 @@
+"""The whole small model, forward and as a training step, beside DINOv3-S and a straightforward VECA.
+
+Times are ratios of turns taken in one run. The machine's own matrix rate, a 2048³ float32 product, takes
+turns with the training steps, so that "share of the matrix rate" means the same on every machine. Peak
+memory is that of a process of its own per candidate.
+"""
+
+import resource
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+
+import torch
+import transformers
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from veca.bench.measure import Timing, interleave, ratio
+from veca.bench.straightforward import straightforward
+from veca.model import create_model
+from veca.model.sizes import resolve_size
+from veca.teacher.dinov3 import dinov3_config
+
+SIZE = "small"
+RESOLUTIONS = (256, 512, 768, 1024)
+BUDGET = 64
+MATRIX = 2048
+CANDIDATES = ("veca", "straightforward", "dinov3")
+GOAL_RATE = 0.8  # of the matrix rate, for a training step
+GOAL_LINEAR = 4.4  # time(1024) / time(512): four times the patches
+
+Run = Callable[[Tensor], Tensor]
+
+
+def model(
+    *, resolutions: Sequence[int] = RESOLUTIONS, batch: int = 1, repeats: int = 5, memory: bool = True
+) -> dict[str, float]:
+    """Time the small model, forward and training step, against its peers.
+
+    Args:
+        resolutions: Sides of the image in pixels.
+        batch: Images per pass.
+        repeats: Turns that each candidate takes.
+        memory: Also measure peak memory, each candidate in a process of its own.
+    """
+    results: dict[str, float] = {}
+    seconds: dict[str, float] = {}
+    runs = {name: candidate(name) for name in CANDIDATES}
+    for resolution in resolutions:
+        images = torch.randn(batch, 3, resolution, resolution)
+        for kind, step in (("forward", _forward), ("train", _train)):
+            found = _time(runs, images, kind, step, repeats=repeats)
+            seconds[f"{kind}/r{resolution}"] = found.pop("seconds")
+            results |= found
+        if memory:
+            results |= _memory(resolution, batch)
+    for kind in ("forward", "train"):
+        if {512, 1024} <= set(resolutions):
+            results[f"{kind}/time_1024_over_512"] = seconds[f"{kind}/r1024"] / seconds[f"{kind}/r512"]
+    for name, value in results.items():
+        print(f"{name:44} {value:8.3f}{_verdict(name, value)}")
+    return {name: value for name, value in results.items() if not name.endswith("spread")}
+
+
+def candidate(name: str, *, seed: int = 0) -> Run:
+    """Images → one tensor of features that a backward pass can start from."""
+    torch.manual_seed(seed)
+    if name == "dinov3":
+        network: nn.Module = transformers.DINOv3ViTModel(
+            dinov3_config(resolve_size(SIZE, {}), gated=False)
+        ).train()
+        return lambda images: network(images).last_hidden_state
+    student = create_model(SIZE)
+    student.augment_rope = False
+    if name == "veca":
+        return lambda images: student(images, budget=BUDGET).patches
+    return lambda images: straightforward(student, images, BUDGET).patches
+
+
+def train_flops(resolution: int) -> int:
+    """FLOPs of one image's forward and backward pass, counted by torch on the meta device."""
+    with torch.device("meta"):
+        student = create_model(SIZE)
+        images = torch.empty(1, 3, resolution, resolution)
+    counter = FlopCounterMode(display=False)
+    with counter:
+        student(images, budget=BUDGET).patches.sum().backward()
+    total: int = counter.get_total_flops()
+    return total
+
+
+def _forward(run: Run, images: Tensor) -> None:
+    with torch.inference_mode():
+        run(images)
+
+
+def _train(run: Run, images: Tensor) -> None:
+    run(images).square().mean().backward()
+
+
+def _time(
+    runs: dict[str, Run], images: Tensor, kind: str, step: Callable[[Run, Tensor], None], *, repeats: int
+) -> dict[str, float]:
+    a, b = torch.randn(MATRIX, MATRIX), torch.randn(MATRIX, MATRIX)
+    calls: dict[str, Callable[[], object]] = {
+        name: lambda run=run: step(run, images)  # type: ignore[misc]  # mypy does not see the default
+        for name, run in runs.items()
+    }
+    timings = interleave({**calls, "matrix": lambda: a @ b}, repeats=repeats)
+    resolution = images.shape[-1]
+    results = {"seconds": timings["veca"].median}
+    for peer in CANDIDATES[1:]:
+        key = f"{kind}/r{resolution}/{peer}_over_veca"
+        results[key] = ratio(timings, peer, "veca")
+        pairs = zip(timings[peer].seconds, timings["veca"].seconds, strict=True)
+        results[f"{key}_spread"] = Timing(tuple(slow / fast for slow, fast in pairs)).spread
+    if kind == "train":
+        work = len(images) * train_flops(resolution) / (2 * MATRIX**3)
+        results[f"train/r{resolution}/share_of_matrix_rate"] = work * ratio(timings, "matrix", "veca")
+    return results
+
+
+def _memory(resolution: int, batch: int) -> dict[str, float]:
+    peaks = {name: _peak(name, resolution, batch) for name in CANDIDATES}
+    return {
+        f"train/r{resolution}/{peer}_memory_over_veca": peaks[peer] / peaks["veca"] for peer in CANDIDATES[1:]
+    }
+
+
+def _peak(name: str, resolution: int, batch: int) -> float:
+    command = [sys.executable, "-m", "veca.bench.model", name, str(resolution), str(batch)]
+    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+
+def _measure_peak(name: str, resolution: int, batch: int) -> None:
+    """In a process of its own: how far a training step raises the peak of the resident memory."""
+    run = candidate(name)
+    _train(run, torch.randn(1, 3, 64, 64))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    _train(run, torch.randn(batch, 3, resolution, resolution))
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+
+
+def _verdict(name: str, value: float) -> str:
+    if name.endswith("_over_veca"):
+        return "" if value >= 1 else "  below 1: MISSED"
+    if name.endswith("share_of_matrix_rate"):
+        return f"  goal ≥ {GOAL_RATE}: {'reached' if value >= GOAL_RATE else 'MISSED'}"
+    if name.endswith("time_1024_over_512"):
+        return f"  goal ≤ {GOAL_LINEAR}: {'reached' if value <= GOAL_LINEAR else 'MISSED'}"
+    return ""
+
+
+if __name__ == "__main__":
+    _measure_peak(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
