@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format shards bench torture
+.PHONY: help setup demo test test-slurm lint format shards bench torture
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -20,6 +20,9 @@ $(READY): pyproject.toml constraints.txt
 
 test: $(READY) ## run all tests
 	$(BIN)/python -m pytest -m "not torture"
+
+test-slurm: $(READY) ## the tests that need a SLURM; `.ci/slurm make test-slurm` starts one here (root, Debian)
+	$(BIN)/python -m pytest -m "slurm and not torture"
 
 lint: $(READY) ## ruff (format and lint) and mypy --strict
 	$(BIN)/ruff format --check .

@@ -6,11 +6,14 @@ step waits for a broadcast.
 
 `BroadcastBudgetStrategy` is DDP for an elastic student. The core groups that a budget leaves out have no
 gradient, which plain DDP answers with a graph walk in every step; here they stay out of DDP's buckets and
-the strategy averages the active ones itself.
+the strategy averages the active ones itself. It also keeps ranks together where one of them alone meets a
+fault: a checkpoint that only rank 0 fails to write, or one that ranks read differently.
 """
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,12 +21,14 @@ import torch
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy, Strategy, StrategyRegistry
 from torch import Tensor, nn
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
+from torch.distributed import ProcessGroup, ReduceOp, new_group
 from torch.nn.parallel import DistributedDataParallel
 
 from veca.model.cores import CoreBank
 
 BLOCK = 1024  # steps per shared block; far more than any loader prefetches
 STRATEGY_NAME = "veca_ddp"
+_LOST = re.compile("closed by peer|reset by peer|Broken pipe|remote process has terminated")
 
 
 @dataclass(frozen=True)
@@ -111,6 +116,7 @@ class BroadcastBudgetStrategy(DDPStrategy):
     def __init__(self, **options: Any) -> None:
         super().__init__(**{"find_unused_parameters": False, "gradient_as_bucket_view": True, **options})
         self._core_parameters: list[nn.Parameter] = []
+        self._cpu_group: ProcessGroup | None = None
 
     def configure_ddp(self) -> None:
         if self.world_size == 1:
@@ -138,6 +144,49 @@ class BroadcastBudgetStrategy(DDPStrategy):
 
         return super().optimizer_step(optimizer, closure_then_reduce, model, **kwargs)
 
+    def any_rank(self, value: bool) -> bool:
+        """Whether `value` holds on a rank; asked on the CPU, so that no rank waits for its device."""
+        if self.world_size == 1:
+            return value
+        if self._cpu_group is None:
+            self._cpu_group = new_group(backend="gloo")
+        flag = torch.tensor([value], dtype=torch.uint8)
+        torch.distributed.all_reduce(flag, ReduceOp.MAX, group=self._cpu_group)
+        return bool(flag)
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any = None
+    ) -> None:
+        """Rank 0 writes. Where it cannot, all ranks hear why; alone it would leave the others waiting."""
+        problem = None
+        try:
+            super().save_checkpoint(checkpoint, filepath, storage_options)
+        except OSError as error:
+            problem = str(error)
+        problem = self.broadcast(problem)
+        if problem is not None:
+            raise OSError(problem)
+
+    def load_checkpoint(
+        self, checkpoint_path: str | Path, weights_only: bool | None = None
+    ) -> dict[str, Any]:
+        checkpoint = super().load_checkpoint(checkpoint_path, weights_only)
+        step = checkpoint.get("global_step")
+        if self.any_rank(self.broadcast(step) != step):
+            raise ValueError(
+                f"{checkpoint_path}: ranks read different steps from it; on rank {self.global_rank} it is of "
+                f"step {step}. Machines see a shared folder with a delay: try again."
+            )
+        return checkpoint
+
+    def on_exception(self, exception: BaseException) -> None:
+        super().on_exception(exception)
+        if self.world_size > 1 and _LOST.search(str(exception)):
+            exception.add_note(
+                f"Rank {self.global_rank} lost another rank, which has ended: the cause stands in the output "
+                "of that one. If it was killed, memory may have run out."
+            )
+
     def _reduce_core_gradients(self) -> None:
         grads = [parameter.grad for parameter in self._core_parameters if parameter.grad is not None]
         if grads:
@@ -160,6 +209,11 @@ def share_by(strategy: Strategy) -> Callable[[Tensor], Tensor]:
         return shared
 
     return share
+
+
+def any_rank(strategy: Strategy, value: bool) -> bool:
+    """Whether `value` holds on a rank. A collective: all ranks ask at the same place."""
+    return strategy.any_rank(value) if isinstance(strategy, BroadcastBudgetStrategy) else value
 
 
 def core_parameters(module: nn.Module) -> dict[str, nn.Parameter]:

@@ -1,28 +1,37 @@
-"""A run's folder: what is logged into it, and what is shown while it grows.
+"""A run's folder: who may write into it, what is logged there, and what is shown while it grows.
 
 RUN/config.yaml      the recipe with every default filled in
 RUN/metrics.csv      one row per value: step, name, value; appended to, never rewritten
 RUN/events.*         the same for TensorBoard
-RUN/checkpoints/     last.ckpt and best.ckpt
+RUN/checkpoints/     last.ckpt and best.ckpt (`saving.py`)
+RUN/.lock            held by the run's main process for as long as it lives
 """
 
 import csv
+import errno
+import fcntl
 import json
+import logging
+import os
+import socket
 import time
-from collections.abc import Mapping
-from datetime import timedelta
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import Callback, ModelCheckpoint, TQDMProgressBar
+from lightning.pytorch.callbacks import Callback, TQDMProgressBar
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
 from safetensors.torch import save_file
 
 from veca.files import atomic_path, write_text_atomic
+from veca.saving import remove_leftovers
 from veca.types import Batch, Features
 
+LOCK_NAME = ".lock"
 METRICS_NAME = "metrics.csv"
 COLUMNS = ("step", "name", "value")
 SHOWN = {  # metric → its short name on the progress bar
@@ -32,6 +41,48 @@ SHOWN = {  # metric → its short name on the progress bar
     "train/images_per_second": "images/s",
     "val/loss": "val_loss",
 }
+
+log = logging.getLogger(__name__)
+
+
+@contextmanager
+def sole_run(folder: Path) -> Iterator[None]:
+    """Claim a run's folder for the block; a second run in it would overwrite checkpoints and metrics.
+
+    The lock is the process's own: it ends with it, however that ends, and loader workers do not inherit it.
+    """
+    file = _open_lock(folder)
+    with file:
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno not in (errno.EACCES, errno.EAGAIN):
+                log.warning("%s has no locks (%s): see that no other run uses it.", folder, error)
+            else:
+                file.seek(0)
+                owner = file.read().strip() or "another run"
+                raise ValueError(
+                    f"trainer.default_root_dir = {folder} is in use by {owner}. "
+                    "Wait for its end, or give this run a folder of its own."
+                ) from None
+        file.truncate(0)
+        file.write(
+            f"process {os.getpid()} on {socket.gethostname()}, since {datetime.now():%Y-%m-%d %H:%M}\n"
+        )
+        file.flush()
+        remove_leftovers(folder / "checkpoints")
+        yield
+
+
+def _open_lock(folder: Path) -> TextIO:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        return (folder / LOCK_NAME).open("a+", encoding="utf-8")
+    except OSError as error:
+        raise OSError(
+            f"trainer.default_root_dir = {folder}: the run cannot write there ({error.strerror}). Give it "
+            "another folder, or the right to write in this one."
+        ) from None
 
 
 class MetricsLog(Logger):
@@ -70,7 +121,7 @@ class MetricsLog(Logger):
         fresh = not path.exists()
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a", newline="", encoding="utf-8") as file:
-            rows = csv.writer(file)
+            rows = csv.writer(file, lineterminator="\n")
             if fresh:
                 rows.writerow(COLUMNS)
             rows.writerows((step, name, value) for name, value in metrics.items() if name != "epoch")
@@ -85,32 +136,14 @@ class MetricsLog(Logger):
 
 
 def read_metrics(path: Path) -> list[tuple[int, str, float]]:
-    """The rows of a metrics.csv; a last row cut short by a crash is left out."""
+    """The rows of a metrics.csv; a row cut short by a crash is left out."""
     rows = []
-    with path.open(newline="", encoding="utf-8") as file:
-        for row in csv.reader(file):
-            if len(row) == len(COLUMNS) and row[0] != COLUMNS[0]:
-                rows.append((int(row[0]), row[1], float(row[2])))
+    with path.open(newline="", encoding="utf-8", errors="replace") as file:
+        for row in csv.reader(line.replace("\0", "") for line in file):
+            with suppress(ValueError):
+                step, name, value = row
+                rows.append((int(step), name, float(value)))
     return rows
-
-
-class LastCheckpoint(ModelCheckpoint):
-    """last.ckpt, every so many optimizer steps and at the end of training."""
-
-    def __init__(self, folder: Path, *, every: int) -> None:
-        super().__init__(
-            folder,
-            filename="last",
-            every_n_train_steps=every,
-            save_on_train_epoch_end=False,
-            enable_version_counter=False,  # one file, replaced
-        )
-
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        super().on_train_end(trainer, pl_module)
-        if trainer.global_step % self._every_n_train_steps:
-            assert self.dirpath is not None
-            trainer.save_checkpoint(Path(self.dirpath) / "last.ckpt")
 
 
 class FeatureWriter(Callback):

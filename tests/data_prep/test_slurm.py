@@ -1,4 +1,4 @@
-"""The batch script, with a stand-in for srun."""
+"""The batch scripts, with a stand-in for srun."""
 
 import os
 import shutil
@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).resolve().parents[2] / "recipes" / "slurm" / "shards.sbatch"
+SCRIPTS = Path(__file__).resolve().parents[2] / "recipes" / "slurm"
 
 
-def _run(tmp_path: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+def _run(tmp_path: Path, script: str = "shards", **environment: str) -> subprocess.CompletedProcess[str]:
     srun = tmp_path / "bin" / "srun"
     srun.parent.mkdir(exist_ok=True)
     srun.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
@@ -18,7 +18,7 @@ def _run(tmp_path: Path, **environment: str) -> subprocess.CompletedProcess[str]
     path = f"{srun.parent}:{os.environ['PATH']}"
     slurm = {"SLURM_ARRAY_TASK_ID": "3", "SLURM_ARRAY_TASK_COUNT": "16", "SLURM_CPUS_PER_TASK": "4"}
     return subprocess.run(
-        ["bash", str(SCRIPT), "--quality", "92"],
+        ["bash", str(SCRIPTS / f"{script}.sbatch"), "--quality", "92"],
         env={"PATH": path, **slurm, **environment},
         capture_output=True,
         text=True,
@@ -34,3 +34,12 @@ def test_the_script_runs_its_part(tmp_path):
     again = _run(tmp_path, SOURCE="/a", OUT="/out", PARTS="40", SLURM_ARRAY_TASK_COUNT="1")
     assert "3/40" in again.stdout.splitlines()
     assert "export SOURCE" in _run(tmp_path, OUT="/out").stderr
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+def test_the_cache_script_tells_lightning_how_many_there_are(tmp_path):
+    sizes = {"SLURM_NNODES": "2", "SLURM_NTASKS_PER_NODE": "4"}
+    done = _run(tmp_path, "cache", SHARDS="/a b", **sizes)
+    expected = ["veca-data", "cache", "/a b", "--num-nodes", "2", "--devices", "4", "--quality", "92"]
+    assert done.stdout.splitlines()[1:] == expected
+    assert "export SHARDS" in _run(tmp_path, "cache", **sizes).stderr

@@ -68,7 +68,7 @@ def index_from_json(text: str, *, source: str) -> ShardIndex:
     """Parse and check an index; `source` names it in errors."""
     try:
         body = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{source} is not valid JSON ({error}). Make the shards again.") from None
     if not isinstance(body, dict) or body.get("format") != FORMAT:
         raise ValueError(f"{source} is not a shard index: its format must be {FORMAT!r}.")
@@ -82,7 +82,7 @@ def index_from_json(text: str, *, source: str) -> ShardIndex:
             split: [_shard_from_json(shard) for shard in shards] for split, shards in body["splits"].items()
         }
         index = ShardIndex(seed=int(body["seed"]), options=dict(body["options"]), splits=splits)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise ValueError(f"{source} is damaged: {error!r}. Make the shards again.") from None
     unknown = sorted(set(index.splits) - set(SPLITS))
     if unknown:
@@ -94,12 +94,18 @@ def load_index(folder: str | os.PathLike[str]) -> ShardIndex:
     path = Path(folder) / INDEX_NAME
     if not path.is_file():
         raise FileNotFoundError(f"no {INDEX_NAME} in {folder}. Make shards there with `make shards`.")
-    return index_from_json(path.read_text(encoding="utf-8"), source=str(path))
+    # A byte that is not UTF-8 becomes one that is not JSON, or a name that is not a shard's.
+    return index_from_json(path.read_text(encoding="utf-8", errors="replace"), source=str(path))
 
 
 def load_offsets(path: str | os.PathLike[str], *, samples: int) -> NDArray[np.uint64]:
     """Read one shard's sample boundaries and check them against the index."""
-    offsets: NDArray[np.uint64] = np.load(path, allow_pickle=False)
+    try:
+        offsets: NDArray[np.uint64] = np.load(path, allow_pickle=False)
+    except OSError:
+        raise
+    except Exception as error:  # a damaged header makes NumPy's parser fail in any way there is
+        raise ValueError(f"{path} is not an intact .npy file ({error!r}). Make the shard again.") from None
     if offsets.dtype != np.uint64 or offsets.shape != (samples + 1,):
         raise ValueError(
             f"{path} holds {offsets.dtype}{offsets.shape}, not {samples + 1} uint64 offsets. "
