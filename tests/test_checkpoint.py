@@ -61,6 +61,7 @@ def test_saved_folders_round_trip_bit_for_bit(student: Veca, tmp_path: Path, dty
     assert {p.name for p in (tmp_path / "model").iterdir()} == {
         "model.safetensors",
         "config.json",
+        "preprocessor_config.json",
         "README.md",
     }
     loaded = load_model(tmp_path / "model")

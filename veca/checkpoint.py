@@ -14,8 +14,9 @@ import torch
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 from torch import Tensor
 
+from veca.card import AUTHORS_FACTS, run_facts
 from veca.model import Size, Veca
-from veca.model.hub import CONFIG_NAME, WEIGHTS_NAME, build_model, read_config, read_tensors
+from veca.model.hub import CONFIG_NAME, WEIGHTS_NAME, build_model, read_folder
 
 STUDENT_PREFIX = "student."
 SIZE_KEY = "student_size"  # a run's checkpoint holds the size fields under this key
@@ -36,8 +37,7 @@ def load_model(source: str | os.PathLike[str]) -> Veca:
     """A model in eval mode from a saved folder, a run's .ckpt, the authors' .pt, or a Hub id."""
     path = Path(source)
     if path.is_dir():
-        tensors = read_tensors(path / WEIGHTS_NAME)
-        return build_model(Veca, read_config(path / CONFIG_NAME), tensors, source=str(path))
+        return read_folder(Veca, path / CONFIG_NAME, path / WEIGHTS_NAME, source=str(path))
     if path.is_file():
         return _load_file(path)
     if re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", str(source)) and not path.suffix:
@@ -48,25 +48,28 @@ def load_model(source: str | os.PathLike[str]) -> Veca:
     )
 
 
-def convert(authors_path: Path, out_dir: Path) -> None:
-    """Convert a checkpoint in the authors' layout to model.safetensors + config.json.
+def convert(checkpoint: Path, out_dir: Path) -> None:
+    """Convert a checkpoint to a folder with model.safetensors, config.json and a model card.
 
     Args:
-        authors_path: the authors' .pt file; it is read without executing anything in it.
-        out_dir: folder to write; `veca.load_model` reads it.
+        checkpoint: the authors' .pt file, or a run's .ckpt; it is read without executing anything in it.
+        out_dir: folder to write; `veca.load_model` and transformers read it.
     """
-    if not authors_path.is_file():
-        raise FileNotFoundError(f"no checkpoint at {authors_path}.")
-    model = authors_model(read_pickle(authors_path), source=str(authors_path))
+    if not checkpoint.is_file():
+        raise FileNotFoundError(f"no checkpoint at {checkpoint}.")
+    model = load_model(checkpoint)
     model.save_pretrained(out_dir)
     count = sum(parameter.numel() for parameter in model.parameters())
     print(f"{out_dir}: {count:,} parameters, budgets {', '.join(map(str, model.budgets))}")
 
 
-def read_pickle(path: Path) -> dict[str, Any]:
-    """A dict of tensors and plain values from a `torch.save`d file, with the safe unpickler."""
+def read_pickle(path: Path, *, lazily: bool = False) -> dict[str, Any]:
+    """A dict of tensors and plain values from a `torch.save`d file, with the safe unpickler.
+
+    Read `lazily`, tensors stay in the file until they are used.
+    """
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        content = torch.load(path, map_location="cpu", weights_only=True, mmap=lazily)
     except pickle.UnpicklingError as error:
         first = str(error).strip().splitlines()[0]
         raise ValueError(
@@ -124,7 +127,9 @@ def _load_file(path: Path) -> Veca:
     readers: dict[str, Callable[..., Veca]] = {"student": authors_model, "state_dict": run_model}
     for key, reader in readers.items():
         if isinstance(content.get(key), dict):
-            return reader(content, source=str(path))
+            model = reader(content, source=str(path))
+            model.facts = run_facts(path) if reader is run_model else dict(AUTHORS_FACTS)
+            return model
     raise ValueError(
         f"{path} is neither a run's checkpoint (key 'state_dict') nor in the authors' layout "
         f"(key 'student'); its keys are {sorted(map(str, content))[:8]}."

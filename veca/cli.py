@@ -2,9 +2,13 @@
 
 import os
 import sys
+from contextlib import nullcontext
 from importlib import import_module
 
 from jsonargparse import auto_cli
+
+from veca.signals import stop_signals
+from veca.words import spell_out
 
 # verb: (module, function, what it does). Imported on use, so that --help answers at once.
 VERBS = {
@@ -13,18 +17,25 @@ VERBS = {
     "test": ("veca.fit", "main", "the same on the test shards"),
     "predict": ("veca.fit", "main", "write features of the val shards into the run's folder"),
     "probe knn": ("veca.probes.knn", "knn", "what frozen features are worth: k-NN on class folders"),
-    "convert": ("veca.checkpoint", "convert", "the authors' checkpoint → model.safetensors + config.json"),
+    "features": ("veca.features.command", "features", "global and dense features of images or shards"),
+    "export": ("veca.export.command", "export", "one budget as ONNX or torch.export, read back and compared"),
+    "convert": ("veca.checkpoint", "convert", "a run's .ckpt or the authors' .pt → a model's folder"),
+    "page": ("veca.page.command", "page", "a local web page where one moves the budget"),
     "report": ("veca.report", "report", "one HTML file about a run"),
     "bench plan": (
         "veca.bench.plan",
         "plan",
         "GPU hours, memory and storage of a recipe, with the arithmetic",
     ),
+    "bench attention": ("veca.bench.attention", "attention", "one layer's attention path beside DINOv3's"),
+    "bench model": ("veca.bench.model", "model", "the whole small model beside its peers"),
+    "bench scale": ("veca.bench.scale", "scale", "images/s of two ranks beside one"),
     "bench loop": ("veca.bench.loop", "loop", "what Lightning's loop costs over a bare one"),
     "bench loader": ("veca.bench.loader", "run", "images/s of the loader, and the cost of skipping"),
     "bench pixels": ("veca.bench.pixels", "run", "images/s of decoding and augmenting"),
     "bench shards": ("veca.bench.shards", "run", "speed of making shards"),
 }
+NAMED = ("probe", "features", "export", "page", "figures")  # --model and --data read better named
 TRACEBACK = "VECA_TRACEBACK"
 
 
@@ -39,13 +50,16 @@ def main(argv: list[str] | None = None) -> None:
     if verb not in VERBS:
         raise SystemExit(f"veca: error: no verb {verb!r}.\n\n{_usage()}")
     module, name, _ = VERBS[verb]
+    catching = stop_signals.caught(ends_process=argv is None) if verb == "fit" else nullcontext()
     try:
-        function = getattr(import_module(module), name)
-        if module == "veca.fit":
-            function(argv)
-        else:
-            positional = not verb.startswith("probe")  # --model and --data read better named
-            _show(auto_cli(function, args=rest, prog=f"veca {verb}", as_positional=positional))
+        with catching:
+            function = getattr(import_module(module), name)
+            if module == "veca.fit":
+                function(argv)
+            else:
+                positional = verb.split()[0] not in NAMED
+                spelled = rest if positional else spell_out(function, rest)
+                _show(auto_cli(function, args=spelled, prog=f"veca {verb}", as_positional=positional))
     except (ValueError, OSError, FloatingPointError) as error:
         if TRACEBACK in os.environ:
             raise

@@ -108,13 +108,13 @@ def fit_bare(model: Distill, batches: list[Batch], *, num_steps: int) -> Seconds
     return Seconds.now().since(start)
 
 
-def fit_lightning(model: Distill, batches: list[Batch], *, num_steps: int) -> Seconds:
+def fit_lightning(model: Distill, batches: list[Batch], *, num_steps: int, devices: int = 1) -> Seconds:
     """The same through a Trainer, as `veca fit` sets it up; seconds of `num_steps` steps."""
     clock, steps = StepClock(first=UNTIMED), UNTIMED + num_steps
     with tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(
             accelerator="cpu",
-            devices=1,
+            devices=devices,
             strategy=STRATEGY_NAME,
             max_steps=steps,
             max_epochs=-1,

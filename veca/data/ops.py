@@ -40,8 +40,8 @@ OPS = (
 
 Bytes = NDArray[Any]  # uint8, which OpenCV's annotations do not promise
 
-# OpenCV's pool of threads does not survive a fork: a loader's worker would wait for it for ever. And one image
-# is no work for several threads.
+# OpenCV's pool of threads does not survive a fork: a loader's worker would wait for it for ever. And one
+# image is no work for several threads.
 cv2.setNumThreads(0)
 
 _LUMA = (0.299, 0.587, 0.114)  # ITU-R 601

@@ -1,14 +1,17 @@
 """A model as a folder: model.safetensors, config.json (`model_type: veca` and the size fields), README.md.
 
-The one format of our loader, the Hub and transformers. Nothing in it can execute.
+The one format of our loader, the Hub and transformers, which also wants preprocessor_config.json. Nothing in
+it can execute. What is known about the weights (`facts`: teacher, data, results) travels in config.json and
+is told in the README.
 """
 
+import copy
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast
 
 import torch
-from huggingface_hub import ModelHubMixin, hf_hub_download
+from huggingface_hub import ModelCard, ModelHubMixin, hf_hub_download
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -23,6 +26,11 @@ MODEL_TYPE = "veca"
 WEIGHTS_NAME = "model.safetensors"
 CONFIG_NAME = "config.json"
 
+PREPROCESSOR_NAME = "preprocessor_config.json"
+PREPROCESSOR = {"image_processor_type": "VecaImageProcessor", "resolution": 256}
+LICENCE_FACTS = ("license", "license_name", "license_link")  # metadata of the card, in the Hub's spelling
+RESULTS_FACT = "results"
+
 CARD = """---
 {{ card_data }}
 ---
@@ -36,9 +44,29 @@ budget is chosen at inference.
 import veca
 
 model = veca.load_model("path/to/this/folder")
-features = model(veca.preprocess("photo.jpg"), budget=32)  # Features(cls, patches, cores, grid)
+features = model(veca.preprocess("photo.jpg"), budget={{ budgets[0] }})  # Features(cls, patches, cores, grid)
 ```
 
+With transformers: after `import veca.interop`, `AutoModel`, `AutoBackbone` and
+`pipeline("image-feature-extraction")` read this folder without remote code.
+
+| | |
+|---|---|
+| parameters | {{ "{:,}".format(parameters) }} |
+| width, layers, heads | {{ size.width }}, {{ size.depth }}, {{ size.num_heads }} |
+| budgets (active cores) | {{ budgets | join(", ") }} |
+| images | sides that are multiples of {{ size.patch_size }}, (RGB / 255 − mean) / std of ImageNet |
+{% for name, fact in facts.items() -%}
+| {{ name }} | {{ fact }} |
+{% endfor %}
+{% if results -%}
+## Results of frozen features
+
+{{ results }}
+{% endif %}
+{% if "teacher" not in facts -%}
+The teacher was not recorded. A model distilled from DINOv3 comes under Meta's DINOv3 licence.
+{% endif %}
 Method: "Elastic Attention Cores for Scalable Vision Transformers" (arXiv 2605.12491).
 """
 
@@ -49,9 +77,29 @@ class HubFolder(
     license="apache-2.0",
     tags=["vision", "feature-extraction", "elastic"],
     pipeline_tag="image-feature-extraction",
-    model_card_template=CARD,
 ):
     """`save_pretrained`, `from_pretrained` and `push_to_hub` in the one folder format."""
+
+    facts: dict[str, str] | None = None  # about the weights, for the model card: teacher, data, results
+
+    def generate_model_card(self, *args: Any, **kwargs: Any) -> ModelCard:
+        """The README: size, budgets, and what `facts` tells of teacher, licence, data and results."""
+        model = cast("Veca", self)
+        facts = dict(self.facts or {})
+        data = copy.deepcopy(self._hub_mixin_info.model_card_data)
+        for name in LICENCE_FACTS:
+            if name in facts:
+                setattr(data, name, facts.pop(name))
+        card: ModelCard = ModelCard.from_template(
+            card_data=data,
+            template_str=CARD,
+            results=facts.pop(RESULTS_FACT, None),
+            facts=facts,
+            size=model.size,
+            budgets=model.budgets,
+            parameters=sum(parameter.numel() for parameter in model.parameters()),
+        )
+        return card
 
     def _save_pretrained(self, save_directory: Path) -> None:
         model = cast("Veca", self)
@@ -59,7 +107,10 @@ class HubFolder(
         with atomic_path(save_directory / WEIGHTS_NAME) as path:
             save_file(tensors, path, metadata={"format": "pt"})
         config = {"model_type": MODEL_TYPE, "architectures": ["VecaModel"], **model.size.as_dict()}
-        write_text_atomic(save_directory / CONFIG_NAME, json.dumps(config, indent=2) + "\n")
+        if self.facts:
+            config["facts"] = self.facts
+        for name, content in ((CONFIG_NAME, config), (PREPROCESSOR_NAME, PREPROCESSOR)):
+            write_text_atomic(save_directory / name, json.dumps(content, indent=2) + "\n")
 
     @classmethod
     def _from_pretrained(
@@ -88,9 +139,18 @@ class HubFolder(
                 )
             )
 
-        size = read_config(find(CONFIG_NAME))
-        tensors = read_tensors(find(WEIGHTS_NAME))
-        return cast(Self, build_model(cast("type[Veca]", cls), size, tensors, source=model_id))
+        model = read_folder(cast("type[Veca]", cls), find(CONFIG_NAME), find(WEIGHTS_NAME), source=model_id)
+        return cast(Self, model)
+
+
+def read_folder(cls: "type[Veca]", config_path: Path, weights_path: Path, *, source: str) -> "Veca":
+    """The model of a saved folder, with the facts it was saved with."""
+    size = read_config(config_path)
+    model = build_model(cls, size, read_tensors(weights_path), source=source)
+    facts = json.loads(config_path.read_text(encoding="utf-8")).get("facts")
+    if isinstance(facts, dict):
+        model.facts = {str(name): str(fact) for name, fact in facts.items()}
+    return model
 
 
 def read_config(path: Path) -> Size:

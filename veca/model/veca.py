@@ -185,13 +185,14 @@ class Veca(nn.Module, HubFolder):
         patches = self.patch_embed(images)
         rows, cols = patches.shape[-2:]
         cores, coordinates = self.cores(budget)
-        x = torch.cat((cores.expand(len(images), -1, -1), patches.flatten(2).transpose(1, 2)), dim=1)
+        batch = images.shape[0]  # not len(), which would make an exported graph's batch a constant
+        x = torch.cat((cores.expand(batch, -1, -1), patches.flatten(2).transpose(1, 2)), dim=1)
 
         precision = torch.promote_types(coordinates.dtype, torch.float32)
         turn_rate = frequencies(self.size.head_width, device=x.device, dtype=precision)
         patch_rotation = rotation(self._patch_coordinates(rows, cols, x.device, precision), turn_rate)
-        patch_rotation = patch_rotation.expand(len(x), -1, -1, -1)
-        coordinates = coordinates.to(precision).expand(len(x), -1, -1)
+        patch_rotation = patch_rotation.expand(batch, -1, -1, -1)
+        coordinates = coordinates.to(precision).expand(batch, -1, -1)
         for number, block in enumerate(self.blocks):
             if number:
                 coordinates = self._move(coordinates, x[:, :budget], number - 1)

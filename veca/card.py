@@ -1,0 +1,101 @@
+"""What is known about a run's weights, for the model card: teacher and its licence, data, budgets, results.
+
+In: the path of a checkpoint, whose run keeps config.yaml and probe results beside it. Out: `facts`, names
+and texts. What is not there is left out: a checkpoint that was moved away from its run still loads.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from veca.model.hub import RESULTS_FACT
+
+PROBE_FORMAT = "veca-probe"
+CHECKPOINTS = "checkpoints"
+
+DINOV3_LICENCE = {
+    "license": "other",
+    "license_name": "dinov3-license",
+    "license_link": "https://ai.meta.com/resources/models-and-libraries/dinov3-license",
+}
+AUTHORS_FACTS = {
+    "teacher": "DINOv3 (weights of the method's authors), under Meta's DINOv3 licence",
+    **DINOV3_LICENCE,
+}
+
+
+def run_facts(checkpoint: Path) -> dict[str, str]:
+    """The facts of a run's checkpoint, RUN/checkpoints/NAME.ckpt."""
+    run = checkpoint.resolve().parent
+    run = run.parent if run.name == CHECKPOINTS else run
+    facts = _recipe_facts(run / "config.yaml")
+    tables = [_markdown(results) for results in _probe_results(run)]
+    return facts | ({RESULTS_FACT: "\n\n".join(tables)} if tables else {})
+
+
+def _recipe_facts(path: Path) -> dict[str, str]:
+    try:
+        recipe = yaml.safe_load(path.read_text(encoding="utf-8"))
+        model, data, trainer = recipe["model"], recipe["data"], recipe["trainer"]
+        facts = _teacher_facts(model["teacher"])
+        facts["data"] = _data(data["sources"])
+        facts["budgets in training"] = _weights(model["budgets"])
+        phases = data["resolutions"]["phases"]
+        sizes = sorted({size for phase in phases for size in phase["probabilities"]})
+        facts["resolutions in training"] = ", ".join(map(str, sizes))
+        length = {"steps": trainer["max_steps"], "epochs": trainer["max_epochs"]}
+        facts["length"] = ", ".join(f"{count} {unit}" for unit, count in length.items() if (count or -1) > 0)
+    except (OSError, yaml.YAMLError, KeyError, TypeError, AttributeError):
+        return {}  # no recipe, or one of another release: the weights are as good as before
+    return facts
+
+
+def _teacher_facts(teacher: dict[str, Any]) -> dict[str, str]:
+    kind = str(teacher["class_path"]).rpartition(".")[2]
+    name = str((teacher.get("init_args") or {}).get("name_or_path") or kind)
+    if "dinov3" in name.lower():
+        return {"teacher": f"{name}, under Meta's DINOv3 licence", **DINOV3_LICENCE}
+    known = {
+        "EfficientNetTeacher": "EfficientNet-Lite0 (ImageNet-1k), Apache-2.0",
+        "OfflineTeacher": "a network with random weights, for tests: these features mean nothing",
+    }
+    return {"teacher": known.get(name, f"{name}; its own licence applies")}
+
+
+def _data(sources: Any) -> str:
+    """Folder names, not paths: the rest is nobody's business."""
+    folders = sources if isinstance(sources, dict) else {sources: 1.0}
+    return ", ".join(Path(str(folder)).name for folder in folders)
+
+
+def _weights(budgets: dict[int, float]) -> str:
+    return ", ".join(f"{budget} (weight {weight:g})" for budget, weight in budgets.items())
+
+
+def _probe_results(run: Path) -> Iterator[dict[str, Any]]:
+    """Probe JSONs in the run's folder, and those beside it that name one of its checkpoints."""
+    for folder in (run, run.parent):
+        for path in sorted(folder.glob("*.json")):
+            try:
+                body = json.loads(path.read_text(encoding="utf-8"))
+                own = folder == run or run in Path(body["model"]).resolve().parents
+                if body["format"] == PROBE_FORMAT and body["results"] and own:
+                    yield body
+            except (OSError, ValueError, KeyError, TypeError):
+                continue  # some other JSON
+
+
+def _markdown(body: dict[str, Any]) -> str:
+    """The rows of a probe as a Markdown table, under a line that says what was measured."""
+    rows = body["results"]
+    columns = [name for name in rows[0] if any(row.get(name) is not None for row in rows)]
+    lines = [columns, ["---"] * len(columns), *([_cell(row.get(name)) for name in columns] for row in rows)]
+    table = "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    return f"{body.get('probe', 'probe')} on {Path(str(body.get('data', ''))).name}:\n\n{table}"
+
+
+def _cell(value: Any) -> str:
+    return "–" if value is None else f"{value:.3f}" if isinstance(value, float) else str(value)

@@ -1,0 +1,211 @@
+"""The page: components, and what happens when one is touched. Import only where gradio is installed.
+
+Nothing a visitor brings is kept: an upload is read and deleted in the same request, the picture lives in the
+visitor's session, and what gradio writes to show the results lies in a folder that is emptied every minute
+and removed at the end.
+"""
+
+from html import escape
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import gradio as gr
+from PIL import Image
+
+from veca.data.decode import BadImage, decode
+from veca.model import Veca
+from veca.page.looking import Visit, cost
+from veca.page.pictures import SHOWN, Choice, core_at, cost_table, draw_sides
+from veca.page.samples import Samples, sample_images
+
+SIDES = (8, 16, 24, 32)  # of the view, in patches: 128, 256, 384 and 512 pixels
+MAX_UPLOAD = "20mb"
+KEPT_SECONDS = 60
+VISIT_SECONDS = 1800
+LONGEST_SIDE = 2048
+
+CSS = """
+.gradio-container {max-width: 1560px !important; margin: 0 auto !important}
+footer {display: none !important}
+#message {min-height: 0} #message .error {color: #b42318; font-weight: 600}
+.cost .share {margin-bottom: 4px} .cost .share b {font-size: 1.5em}
+.cost .bar {height: 6px; border-radius: 3px; background: #e4e4e7; overflow: hidden; margin-bottom: 6px}
+.cost .bar div {height: 100%; background: #ea580c}
+.cost table {width: 100%; font-variant-numeric: tabular-nums; border: 0; margin: 0}
+.cost table, .cost tr, .cost td {border: 0 !important} .cost td {padding: 1px 0 !important}
+.cost td + td {text-align: right}
+.caption {min-height: 0; margin-bottom: -12px} .caption b {margin-right: .4em} .caption span {opacity: .6}
+.touch img {cursor: crosshair}
+"""
+
+
+class Side(NamedTuple):
+    """One half of the page."""
+
+    budget: Any
+    table: Any
+    dense: Any
+    similarity: Any
+    cores: Any
+    paths: Any
+
+
+class Controls(NamedTuple):
+    """What both halves share."""
+
+    upload: Any
+    sample: Any
+    message: Any
+    resolution: Any
+    layer: Any
+    seen: Any
+
+
+def build_page(model: Veca, *, title: str) -> gr.Blocks:
+    """The page of one model."""
+    samples = sample_images()
+    page = gr.Blocks(title=title, analytics_enabled=False, fill_width=True, delete_cache=(KEPT_SECONDS,) * 2)
+    with page:
+        gr.Markdown(f"## {title}\nOne set of weights at two budgets. Click a patch or a core.")
+        with gr.Row():
+            controls = _controls(model, list(samples))
+            sides = [_side(model, "A", model.budgets[0]), _side(model, "B", model.budgets[-1])]
+        _wire(page, model, controls, sides, samples)
+    return page
+
+
+_SHOW: dict[str, Any] = {"interactive": False, "show_label": False, "buttons": [], "format": "png"}
+_QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
+_CAPTIONS = {
+    "dense": ("dense features", "click a patch"),
+    "similarity": ("similarity", "to the chosen patch"),
+    "cores": ("each core’s attention", "click one"),
+    "paths": ("paths of the cores", "by layer"),
+}
+
+
+def _controls(model: Veca, samples: list[str]) -> Controls:
+    depth, patch = model.size.depth, model.size.patch_size
+    sizes = [patches * patch for patches in SIDES]
+    with gr.Column(scale=2, min_width=230):
+        upload = gr.File(label="Drop an image", file_types=["image"], height=110, elem_id="upload")
+        sample = gr.Dropdown(samples, value=samples[0], label="or pick a sample")
+        message = gr.HTML("", elem_id="message")
+        resolution = gr.Radio(sizes, value=sizes[1], label="resolution (pixels)")
+        layer = gr.Slider(1, depth, value=depth, step=1, label="layer of the core maps")
+        _caption("what the model sees")
+        seen = gr.Image(elem_id="seen", **_SHOW)
+    return Controls(upload, sample, message, resolution, layer, seen)
+
+
+def _side(model: Veca, name: str, budget: int) -> Side:
+    group, most = model.size.core_group, model.size.num_cores
+    label = f"budget {name} (active cores)"
+    pictures = {}
+    with gr.Column(scale=4, min_width=420):
+        slider = gr.Slider(group, most, value=budget, step=group, label=label, elem_id=f"budget-{name}")
+        table = gr.HTML(elem_id=f"cost-{name}")
+        for kinds in (("dense", "similarity"), ("cores", "paths")):
+            with gr.Row():
+                for kind in kinds:
+                    touched = [] if kind == "paths" else ["touch"]
+                    with gr.Column(min_width=180):
+                        _caption(*_CAPTIONS[kind])
+                        pictures[kind] = gr.Image(elem_id=f"{kind}-{name}", elem_classes=touched, **_SHOW)
+    return Side(slider, table, **pictures)
+
+
+def _caption(title: str, hint: str = "") -> None:
+    gr.HTML(f"<b>{title}</b><span>{hint}</span>", elem_classes=["caption"])
+
+
+def _wire(
+    page: gr.Blocks,
+    model: Veca,
+    controls: Controls,
+    sides: list[Side],
+    samples: Samples,
+) -> None:
+    """Every touch changes the visit or the choice, then everything is drawn again from them."""
+    visit = gr.State(None, time_to_live=VISIT_SECONDS)
+    choice = gr.State(Choice(layer=model.size.depth - 1))
+    shown = [controls.seen, *(part for side in sides for part in side[1:])]
+    given = [visit, choice, controls.resolution, *(side.budget for side in sides)]
+
+    def redraw(visit: Visit | None, choice: Choice, resolution: int, *budgets: float | None) -> list[Any]:
+        return _redraw(model, visit, choice, resolution, budgets)
+
+    def on(event: Any, change: Any, inputs: Any, outputs: Any) -> None:
+        event(change, inputs, outputs, **_QUIET).then(redraw, given, shown, **_QUIET)
+
+    def open_sample(name: str) -> tuple[str, Visit]:
+        return "", _open_sample(samples[name])
+
+    for event in (page.load, controls.sample.input):
+        on(event, open_sample, controls.sample, [controls.message, visit])
+    opened = [controls.upload, controls.message, visit]
+    on(controls.upload.upload, _open_upload, [controls.upload, visit], opened)
+    on(controls.layer.change, _pick_layer, [choice, controls.layer], choice)
+    for control in (controls.resolution, *(side.budget for side in sides)):
+        # Of a slider on the move only the last position is drawn.
+        control.change(redraw, given, shown, trigger_mode="always_last", **_QUIET)
+    for side in sides:
+        on(side.dense.select, _pick_patch, choice, choice)
+        on(side.similarity.select, _pick_patch, choice, choice)
+        on(side.cores.select, _pick_core, [choice, side.budget], choice)
+
+
+def _redraw(
+    model: Veca, visit: Visit | None, choice: Choice, resolution: int, budgets: tuple[float | None, ...]
+) -> list[Any]:
+    if visit is None:
+        raise gr.Error("This visit has ended. Reload the page.", print_exception=False)
+    chosen = [_nearest_budget(model, budget) for budget in budgets]
+    looks = [visit.look(model, resolution=resolution, budget=budget) for budget in chosen]
+    view = visit.view(resolution)
+    sides = draw_sides(view, looks, choice, num_cores=model.size.num_cores)
+    outputs: list[Any] = [view.resize(SHOWN, Image.Resampling.BICUBIC)]
+    for look, budget, pictures in zip(looks, chosen, sides, strict=True):
+        price = cost(model.size, resolution=resolution, budget=budget)
+        outputs += [cost_table(price, look, budget=budget), *pictures]
+    return outputs
+
+
+def _nearest_budget(model: Veca, typed: float | None) -> int:
+    """The box beside a slider takes any number, or none."""
+    return min(model.budgets, key=lambda budget: abs(budget - (typed or 0)))
+
+
+def _open_sample(sample: Image.Image | Path) -> Visit:
+    return Visit(sample if isinstance(sample, Image.Image) else Image.fromarray(decode(sample.read_bytes())))
+
+
+def _open_upload(path: str, visit: Visit) -> tuple[None, str, Visit]:
+    """Read the file and delete it; a file that is no image leaves the page as it was, with a message."""
+    file = Path(path)
+    try:
+        image = Image.fromarray(decode(file.read_bytes()))
+    except BadImage as error:
+        return (
+            None,
+            f'<div class="error">{escape(file.name)} cannot be used. {escape(str(error))}</div>',
+            visit,
+        )
+    finally:
+        file.unlink(missing_ok=True)
+    image.thumbnail((LONGEST_SIDE, LONGEST_SIDE))
+    return None, "", Visit(image)
+
+
+def _pick_layer(choice: Choice, layer: int) -> Choice:
+    return choice._replace(layer=int(layer) - 1)
+
+
+def _pick_patch(choice: Choice, event: gr.SelectData) -> Choice:
+    x, y = event.index
+    return choice._replace(x=x / SHOWN[0], y=y / SHOWN[1])
+
+
+def _pick_core(choice: Choice, budget: float, event: gr.SelectData) -> Choice:
+    core = core_at(*event.index, num_cores=int(budget))
+    return choice if core is None else choice._replace(core=core)

@@ -1,0 +1,93 @@
+"""One picture at one budget and resolution: what the model gives, what its cores do, and what it costs.
+
+Shapes: N patches, C active cores, L layers, D width.
+"""
+
+import time
+from dataclasses import dataclass, field
+from functools import cache
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from veca.bench.costs import student_flops
+from veca.data.augment import centre_view, render_pixels
+from veca.data.decode import pixels_from_pil
+from veca.data.pixels import normalise
+from veca.figures.maps import num_interactions
+from veca.model import Size, Veca
+
+MAX_LOOKS = 16  # remembered per visitor
+
+
+class Look(NamedTuple):
+    """What one forward pass showed."""
+
+    patches: Tensor  # (N, D)
+    places: Tensor  # (L, C, 2)
+    contributions: Tensor  # (L, C, N)
+    grid: tuple[int, int]
+    milliseconds: float
+
+
+class Cost(NamedTuple):
+    flops: int
+    interactions: int  # query–key pairs of one layer
+    full_interactions: int  # the same with full attention
+
+
+@dataclass
+class Visit:
+    """What one visitor looks at. It lives in memory and goes with the visitor."""
+
+    image: Image.Image
+    views: dict[int, Image.Image] = field(default_factory=dict)  # by resolution
+    looks: dict[tuple[int, int], Look] = field(default_factory=dict)  # by resolution and budget
+
+    def view(self, resolution: int) -> Image.Image:
+        """The square the model sees."""
+        if resolution not in self.views:
+            pixels = pixels_from_pil(self.image)
+            array = render_pixels(pixels, centre_view(size=pixels.size, resolution=resolution))
+            self.views[resolution] = Image.fromarray(np.ascontiguousarray(array.transpose(1, 2, 0)))
+        return self.views[resolution]
+
+    def look(self, model: Veca, *, resolution: int, budget: int) -> Look:
+        """Looked at once, remembered for the next touch of the page."""
+        key = (resolution, budget)
+        if key not in self.looks:
+            while len(self.looks) >= MAX_LOOKS:
+                del self.looks[next(iter(self.looks))]
+            self.looks[key] = look_at(model, self.view(resolution), budget=budget)
+        return self.looks[key]
+
+
+@torch.inference_mode()
+def look_at(model: Veca, view: Image.Image, *, budget: int) -> Look:
+    """Run the model on a square picture."""
+    parameter = model.patch_embed.weight
+    pixels = torch.from_numpy(np.array(view)).permute(2, 0, 1)[None]
+    images = normalise(pixels.to(parameter.device), dtype=parameter.dtype)
+    trace = model.trace(images, budget=budget)  # also warms up what is timed next
+    start = time.perf_counter()
+    model(images, budget=budget).cls.cpu()  # waits for a GPU to be done
+    milliseconds = 1000 * (time.perf_counter() - start)
+    return Look(
+        patches=trace.features.patches[0].float().cpu(),
+        places=trace.places[:, 0].float().cpu(),
+        contributions=trace.contributions[:, 0].float().cpu(),
+        grid=trace.features.grid,
+        milliseconds=milliseconds,
+    )
+
+
+@cache
+def cost(size: Size, *, resolution: int, budget: int) -> Cost:
+    """What one image costs, counted and not measured."""
+    with torch.device("meta"):
+        model = Veca(**size.as_dict()).eval()
+    cores, full = num_interactions((resolution // size.patch_size) ** 2, budget)
+    return Cost(student_flops(model, resolution=resolution, budget=budget), cores, full)
