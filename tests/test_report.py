@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from veca.probes.results import Results, Row, write_results
+from veca.probes.results import Cell, Results, write_results
 from veca.report import report
 from veca.report.chart import COLOURS, MAX_POINTS, Line, bar_chart, line_chart, thin, ticks
 
@@ -125,7 +125,10 @@ def test_hostile_text_stays_text(tmp_path: Path) -> None:
     run = write_stage(tmp_path / "<b onclick=a>&amp;")
     with (run / "metrics.csv").open("a") as file:
         file.write(f"20,train/skipped_{HOSTILE},1\n")
-    write_results(run / "knn.json", Results(HOSTILE, HOSTILE, HOSTILE, HOSTILE, [Row(HOSTILE, 8, 256, 0.5)]))
+    write_results(
+        run / "knn.json",
+        Results(HOSTILE, HOSTILE, HOSTILE, [HOSTILE], [Cell(HOSTILE, 8, 256, {HOSTILE: 0.5})]),
+    )
     page = make_page(run)
     assert "script" not in page.tags
     assert "<b onclick=a>&amp;" in page.words
@@ -149,14 +152,24 @@ def test_two_stages_in_order(tmp_path: Path) -> None:
 
 def test_probe_tables(tmp_path: Path) -> None:
     run = write_stage(tmp_path / "run")
-    rows = [Row("model", 8, 256, 0.5123), Row("random weights", 8, 256, 0.2, 0.0123)]
+    cells = [Cell("model", 8, 256, {"accuracy": 0.5123}), Cell("model", 64, 256, {"accuracy": 0.6})]
+    cells += [
+        Cell("random weights", 8, 256, {"accuracy": value}, seed=int(10 * value)) for value in (0.2, 0.3)
+    ]
     counts = {"train": {"a": 30, "b": 10}, "val": {"a": 3, "b": 4}}
-    write_results(
-        run / "knn.json", Results("knn", "m", "d", "accuracy", rows, {"k": 20}, counts, {"x": "bad"})
-    )
+    knn = Results("knn", "m", "d", ["accuracy"], cells, {"k": 20}, counts, {"x": "bad"}, complete=False)
+    write_results(run / "knn.json", knn)
+    masks = {"val": {"sky": 900, "road": 101, "(ignored)": 7}}
+    flat = [Cell("model", 8, 256, {"mIoU": 0.25, "pixel accuracy": 0.5})]
+    segment = Results("segment", "m", "d", ["mIoU", "pixel accuracy"], flat, counts=masks)
+    write_results(run / "segment.json", segment)
     (run / "other.json").write_text("{}")
     page = make_page(run)
-    assert {"51.2 %", "20.0 ± 1.2 %"} <= set(page.cells)
+    assert {"51.2 %", "25.0 ± 7.1 %", "60.0 %", "50.0 %"} <= set(page.cells)
+    assert "Elastic curve: knn" in page.words
+    assert "Elastic curve: segment" not in page.words  # one budget makes no curve
+    assert "val: 1,001 labelled pixels, 2 classes" in page.text
+    assert "Unfinished: run the probe again to go on." in page.words
     assert "train: 40 images, 2 classes; val: 7 images, 2 classes" in page.text
     assert "1 unreadable images were left out" in page.text
 

@@ -16,7 +16,14 @@ VERBS = {
     "validate": ("veca.fit", "main", "losses over the resolution × budget grid, on the val shards"),
     "test": ("veca.fit", "main", "the same on the test shards"),
     "predict": ("veca.fit", "main", "write features of the val shards into the run's folder"),
-    "probe knn": ("veca.probes.knn", "knn", "what frozen features are worth: k-NN on class folders"),
+    "probe knn": ("veca.probes.knn", "knn", "what frozen features are worth: nearest neighbours"),
+    "probe linear": (
+        "veca.probes.linear",
+        "linear",
+        "… a linear classifier, its learning rate chosen",
+    ),
+    "probe segment": ("veca.probes.segment", "segment", "… a linear segmentation head"),
+    "probe depth": ("veca.probes.depth", "depth", "… a linear depth head"),
     "features": ("veca.features.command", "features", "global and dense features of images or shards"),
     "export": ("veca.export.command", "export", "one budget as ONNX or torch.export, read back and compared"),
     "convert": ("veca.checkpoint", "convert", "a run's .ckpt or the authors' .pt → a model's folder"),
@@ -33,6 +40,7 @@ VERBS = {
     "bench loop": ("veca.bench.loop", "loop", "what Lightning's loop costs over a bare one"),
     "bench loader": ("veca.bench.loader", "run", "images/s of the loader, and the cost of skipping"),
     "bench pixels": ("veca.bench.pixels", "run", "images/s of decoding and augmenting"),
+    "bench probe": ("veca.bench.probe", "run", "thirteen learning rates at once, against one by one"),
     "bench shards": ("veca.bench.shards", "run", "speed of making shards"),
 }
 NAMED = ("probe", "features", "export", "page", "figures")  # --model and --data read better named
@@ -75,7 +83,7 @@ def _show(result: object) -> None:
 
 
 def _usage() -> str:
-    lines = [f"  {verb:<13} {text}" for verb, (_, _, text) in VERBS.items()]
+    lines = [f"  {verb:<15} {text}" for verb, (_, _, text) in VERBS.items()]
     return (
         "usage: veca VERB [options]   (veca VERB --help explains one)\n\n"
         + "\n".join(lines)

@@ -16,7 +16,7 @@ import os
 import socket
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, TextIO
@@ -136,13 +136,17 @@ class MetricsLog(Logger):
 
 
 def read_metrics(path: Path) -> list[tuple[int, str, float]]:
-    """The rows of a metrics.csv; a row cut short by a crash is left out."""
-    rows = []
+    """The rows of a metrics.csv; one cut short by a crash is left out, a file without a good one refused."""
+    rows, bad = [], 0
     with path.open(newline="", encoding="utf-8", errors="replace") as file:
         for row in csv.reader(line.replace("\0", "") for line in file):
-            with suppress(ValueError):
+            try:
                 step, name, value = row
                 rows.append((int(step), name, float(value)))
+            except ValueError:
+                bad += tuple(row) != COLUMNS
+    if bad and not rows:
+        raise ValueError(f"{path} is damaged: not one of its {bad} rows is step,name,value.")
     return rows
 
 

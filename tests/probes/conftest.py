@@ -1,4 +1,4 @@
-"""Class folders for probes."""
+"""Class folders for probes, and fakes in place of models and data."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -6,6 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+
+from tests.probes.fakes import FakeModel, Install, noise, planted
+from veca.probes.types import Dataset
 
 COLOURS = {"blue": (20, 40, 200), "green": (30, 180, 40), "red": (210, 30, 20)}
 
@@ -32,3 +35,27 @@ def make_folders(tmp_path: Path) -> Callable[..., Path]:
         return tmp_path / "data"
 
     return make
+
+
+@pytest.fixture
+def install(monkeypatch: pytest.MonkeyPatch) -> Install:
+    """`install({"data": dataset}, patch_size=8)`: models planted, noise and pixels, and these datasets."""
+
+    def put(datasets: dict[str, Dataset], *, patch_size: int = 8) -> dict[str, FakeModel]:
+        models = {
+            "planted": FakeModel("planted", planted, patch_size, (4, 8)),
+            "noise": FakeModel("noise", noise, patch_size),
+            "pixels": FakeModel("pixels", lambda pixels: pixels / 255, patch_size),
+        }
+
+        def open_model(spec: str, *, seed: int | None = None, allow_remote_code: bool = False) -> FakeModel:
+            if seed is None:
+                return models[spec]
+            return FakeModel(f"random{seed}", noise, patch_size, models[spec].budgets)
+
+        for module in ("sweep", "linear"):
+            monkeypatch.setattr(f"veca.probes.{module}.open_dataset", lambda spec, task: datasets[spec])
+        monkeypatch.setattr("veca.probes.sweep.open_model", open_model)
+        return models
+
+    return put

@@ -6,13 +6,13 @@ from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from jsonargparse import auto_cli
 from torch import Tensor
 
-from veca import Veca, create_model
+from tests.probes.fakes import Install, label_data
+from veca import Veca
 from veca.probes import knn as knn_module
 from veca.probes.knn import classify, knn
 
@@ -68,96 +68,59 @@ def test_closer_neighbour_outvotes_two_far_ones() -> None:
     assert found.tolist() == [0]
 
 
-@pytest.fixture
-def saved(tmp_path: Path, tiny_student: Veca) -> Path:
-    tiny_student.save_pretrained(tmp_path / "model")
-    return tmp_path / "model"
+def run(out: Path, **options: object) -> list[dict[str, object]]:
+    knn("planted", "data", out=out / "knn.json", **{"seeds": 0, **options})
+    cells: list[dict[str, object]] = json.loads((out / "knn.json").read_text())["cells"]
+    return cells
+
+
+def test_planted_and_noise(tmp_path: Path, install: Install) -> None:
+    install({"data": label_data(90, 200, num_classes=5)})
+    cells = run(tmp_path, compare="noise", resolutions="16,24")
+    assert [(cell["name"], cell["budget"], cell["resolution"]) for cell in cells] == [
+        *(("model", budget, side) for side in (16, 24) for budget in (4, 8)),
+        *(("noise", None, side) for side in (16, 24)),
+        ("raw pixels", None, 16),
+    ]
+    values = [cell["values"]["accuracy"] for cell in cells]  # type: ignore[index]
+    assert values[:4] == [1.0] * 4
+    assert abs(values[4] - 0.2) < 5 * math.sqrt(0.16 / 200)
+
+
+def test_k_is_cut_to_the_training_images(tmp_path: Path, install: Install) -> None:
+    install({"data": label_data(15, 6)})
+    run(tmp_path, k=20)
+    assert json.loads((tmp_path / "knn.json").read_text())["settings"]["k"] == 15
+    with pytest.raises(ValueError, match="k must be at least 1; got 0"):
+        run(tmp_path, k=0)
 
 
 def test_command_line_to_json(
-    saved: Path, make_folders: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    tiny_student: Veca,
+    make_folders: Callable[..., Path],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    """Nothing is a fake here: a saved model, class folders, random weights and raw pixels."""
+    tiny_student.save_pretrained(tmp_path / "model")
     data = make_folders(train=5, val=2)
-    words = ["--model", str(saved), "--data", str(data), "--budgets", "4,16", "--resolutions", "32,48"]
-    auto_cli(knn, args=[*words, "--seeds", "2"], as_positional=False)
-    body = json.loads((saved / "knn.json").read_text())
-    rows = body["results"]
-    assert body["probe"] == "knn"
+    words = ["--model", str(tmp_path / "model"), "--data", str(data), "--budgets", "4,16"]
+    auto_cli(knn, args=[*words, "--resolutions", "32", "--seeds", "2"], as_positional=False)
+    body = json.loads((tmp_path / "model" / "knn.json").read_text())
+    assert body["complete"]
     assert body["counts"] == {
         "train": dict.fromkeys(("blue", "green", "red"), 5),
         "val": dict.fromkeys(("blue", "green", "red"), 2),
     }
-    assert body["settings"]["k"] == 15  # cut to the training images
-    grid = [(4, 32), (16, 32), (4, 48), (16, 48)]
-    assert [(row["name"], row["budget"], row["resolution"]) for row in rows] == [
-        *(("model", *place) for place in grid),
-        *(("random weights", *place) for place in grid),
+    names = [(cell["name"], cell["budget"], cell["seed"]) for cell in body["cells"]]
+    assert names == [
+        ("model", 4, None),
+        ("model", 16, None),
+        *(("random weights", budget, seed) for budget in (4, 16) for seed in (0, 1)),
         ("raw pixels", None, None),
     ]
-    assert rows[-1]["accuracy"] == 1.0  # the classes are colours
-    assert [row["spread"] is None for row in rows] == [True] * 4 + [False] * 4 + [True]
+    assert body["cells"][-1]["values"] == {"accuracy": 1.0}  # the classes are colours
     printed = capsys.readouterr().out
-    assert "train: 15 images, 3 classes of 5" in printed
-    assert "| raw pixels | – | – | 100.0 % |" in printed
-    assert str(saved / "knn.json") in printed
-
-
-def test_random_baseline_repeats(saved: Path, make_folders: Callable[..., Path], tmp_path: Path) -> None:
-    data = make_folders(train=3, test=2)
-    texts = []
-    for number in range(2):
-        torch.manual_seed(number)  # the baseline must not depend on what ran before it
-        out = tmp_path / f"{number}.json"
-        knn(str(saved), data, budgets=[8], resolutions=[32], out=out, k=3, seeds=2)
-        texts.append(out.read_text())
-    assert texts[0] == texts[1]
-
-
-def test_spread_is_the_standard_deviation_over_seeds(
-    saved: Path, make_folders: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    scores = iter([0.9, 0.2, 0.5, 0.6, 0.1])
-    monkeypatch.setattr(knn_module, "_accuracy", lambda *_, **__: next(scores))
-    knn(str(saved), make_folders(train=1, val=1), budgets=[8], resolutions=[32], out=tmp_path / "a", seeds=3)
-    rows = json.loads((tmp_path / "a").read_text())["results"]
-    assert [row["accuracy"] for row in rows] == pytest.approx([0.9, np.mean([0.2, 0.5, 0.6]), 0.1])
-    assert rows[1]["spread"] == pytest.approx(np.std([0.2, 0.5, 0.6], ddof=1))
-
-
-def test_run_checkpoint_leaves_its_result_in_the_run_folder(
-    tiny_student: Veca, make_folders: Callable[..., Path], tmp_path: Path
-) -> None:
-    checkpoint = tmp_path / "run" / "checkpoints" / "last.ckpt"
-    checkpoint.parent.mkdir(parents=True)
-    state = {f"student.{name}": tensor for name, tensor in tiny_student.state_dict().items()}
-    torch.save({"state_dict": state, "student_size": tiny_student.size.as_dict()}, checkpoint)
-    knn(str(checkpoint), make_folders(train=1, val=1), resolutions=[32], seeds=0)
-    rows = json.loads((tmp_path / "run" / "knn.json").read_text())["results"]
-    assert [(row["name"], row["budget"]) for row in rows] == [
-        ("model", 4),
-        ("model", 16),
-        ("raw pixels", None),
-    ]
-
-
-def test_bad_numbers_are_refused_before_work(saved: Path, tmp_path: Path) -> None:
-    nowhere = tmp_path / "nowhere"
-    with pytest.raises(ValueError, match="k must be at least 1 and seeds at least 0; got k=0, seeds=3"):
-        knn(str(saved), nowhere, k=0)
-    with pytest.raises(ValueError, match="out must be a file"):
-        knn(str(saved), nowhere, out=tmp_path)
-    with pytest.raises(FileNotFoundError, match="no model at"):
-        knn(str(nowhere), nowhere)
-
-
-def test_blind_model_gets_chance(make_folders: Callable[..., Path], tmp_path: Path) -> None:
-    """A core 0 that does not depend on the image: one class gets every vote."""
-    torch.manual_seed(0)
-    blind = create_model("tiny", width=32, depth=1, num_heads=2, num_cores=8)
-    with torch.no_grad():
-        blind.patch_embed.weight.zero_()
-    blind.save_pretrained(tmp_path / "blind")
-    knn(str(tmp_path / "blind"), make_folders(train=6, val=3), resolutions=[32], seeds=0)
-    rows = json.loads((tmp_path / "blind" / "knn.json").read_text())["results"]
-    assert rows[0]["accuracy"] == pytest.approx(1 / 3)
-    assert rows[1]["accuracy"] == 1.0
+    assert "train: 15 images, 3 classes of 5 images" in printed
+    assert "| raw pixels | – | 16 | 100.0 % |" in printed
+    assert (tmp_path / "model" / "knn.svg").read_text().startswith("<svg xmlns=")

@@ -1,11 +1,12 @@
 """The JSON that probes leave and the report reads."""
 
-import json
 from pathlib import Path
 
 import pytest
 
 from veca.probes.results import (
+    RATE,
+    Cell,
     Results,
     Row,
     markdown,
@@ -16,34 +17,39 @@ from veca.probes.results import (
     write_results,
 )
 
+CELLS = [
+    Cell("model", 8, 256, {"top-1": 0.5, "top-1 on v2": 0.4}, chosen={RATE: 0.1}),
+    Cell("random weights", 8, 256, {"top-1": 0.2, "top-1 on v2": 0.1}, seed=0, chosen={RATE: 0.5}),
+    Cell("random weights", 8, 256, {"top-1": 0.3, "top-1 on v2": 0.1}, seed=1, chosen={RATE: 0.1}),
+]
 RESULTS = Results(
-    probe="knn",
+    probe="linear",
     model="m",
     data="d",
-    quantity="accuracy",
-    rows=[Row("model", 8, 256, 0.5), Row("random weights", 8, 256, 0.25, 0.0123)],
+    quantities=["top-1", "top-1 on v2"],
+    cells=CELLS,
     counts={"train": {"ä": 3}},
+    paper=[Cell("paper: VECA-B", 64, 256, {"top-1": 0.8193})],
 )
 
 
 def test_round_trip(tmp_path: Path) -> None:
-    write_results(tmp_path / "knn.json", RESULTS)
-    assert read_results(tmp_path / "knn.json") == RESULTS
-    row = {"name": "model", "budget": 8, "resolution": 256, "accuracy": 0.5, "spread": None}
-    assert json.loads((tmp_path / "knn.json").read_text())["results"][0] == row
+    write_results(tmp_path / "linear.json", RESULTS)
+    assert read_results(tmp_path / "linear.json") == RESULTS
 
 
 def test_markdown() -> None:
     assert markdown(table(RESULTS)).splitlines() == [
-        "| features | budget | resolution | accuracy |",
-        "| --- | ---: | ---: | ---: |",
-        "| model | 8 | 256 | 50.0 % |",
-        "| random weights | 8 | 256 | 25.0 ± 1.2 % |",
+        "| features | budget | resolution | top-1 | top-1 on v2 | learning rate |",
+        "| --- | ---: | ---: | ---: | ---: | ---: |",
+        "| model | 8 | 256 | 50.0 % | 40.0 % | 0.1 |",
+        "| random weights | 8 | 256 | 25.0 ± 7.1 % | 10.0 ± 0.0 % | 0.1, 0.5 |",
+        "| paper: VECA-B | 64 | 256 | 81.9 % | – | – |",
     ]
 
 
 def test_quantities_that_are_no_share_keep_their_unit() -> None:
-    assert shown(Row("model", 8, 256, 0.5, 0.01), "rmse") == "0.500 ± 0.010"
+    assert shown(Row("model", 8, 256, {"RMSE": 0.5}, {"RMSE": 0.01}), "RMSE") == "0.500 ± 0.010"
 
 
 def test_other_json_is_not_ours(tmp_path: Path) -> None:
@@ -56,9 +62,9 @@ def test_other_json_is_not_ours(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("{", "not valid JSON"),
-        ('{"format": "veca-probe", "version": 2}', "another version"),
-        ('{"format": "veca-probe", "version": 1}', "damaged"),
-        ('{"format": "veca-probe", "version": 1, "quantity": "a", "results": [{"a": 1}]}', "damaged"),
+        ('{"format": "veca-probe", "version": 1}', "another version"),
+        ('{"format": "veca-probe", "version": 2}', "damaged"),
+        ('{"format": "veca-probe", "version": 2, "cells": [{"a": 1}], "paper": []}', "damaged"),
     ],
 )
 def test_damaged(tmp_path: Path, text: str, message: str) -> None:

@@ -1,10 +1,16 @@
 """Evaluation of frozen features (method, section 6): what a backbone knows, without training it further.
 
-backbones.py  what a probe can evaluate: Veca at a budget, random weights, raw pixels
-folders.py    labelled class folders, checked and counted
-features.py   images → one feature matrix, a batch at a time
+types.py      what the parts hand to each other
+models.py networks.py   what a probe can evaluate: Veca at a budget, teachers, peers, random weights, pixels
+datasets/     labelled images, masks and depth maps, by folder or by name
+scan.py       one reading of the data before any work: counts, problems, digest
+views.py      which pixels a backbone sees, and where their labels lie
+features.py store.py    images → features on the disk, once per data, view, backbone and budget
+choice.py     validation images, and the choice made from them
+heads.py      linear classifiers of many learning rates side by side
+dense.py densefit.py    the same for heads on patches
+knn.py linear.py segment.py depth.py    the probes
+sweep.py settings.py    every backbone at every budget and resolution, and the baselines beside them
+results.py paper.py     what a probe leaves, and what the paper measured
 progress.py   the progress bar
-settings.py   the budgets and resolutions a probe runs, from the command line or from Python
-results.py    what every probe leaves: a table to read and a JSON to keep
-knn.py        nearest neighbours on the global feature
 """

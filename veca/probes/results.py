@@ -1,41 +1,76 @@
-"""What a probe leaves behind: a Markdown table for the reader and one JSON for the report."""
+"""What a probe leaves behind: one JSON for the report, a Markdown table for the reader, and a plot.
+
+The JSON grows cell by cell while a probe runs, so an interrupted one goes on where it stopped.
+"""
 
 import json
+import statistics
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from veca.files import write_text_atomic
 
 FORMAT = "veca-probe"
-VERSION = 1
+VERSION = 2
 CHECKPOINTS = "checkpoints"  # a run keeps its .ckpt there; what is known about it goes beside that folder
-SHARES = ("accuracy",)  # quantities shown in percent
+SHARES = ("accuracy", "top-1", "top-5", "mAP", "mIoU", "pixel accuracy", "δ<1.25")  # shown in percent
+RATE = "learning rate"
 
 
 @dataclass(frozen=True)
-class Row:
-    """One measurement; a baseline without a model has neither budget nor resolution."""
+class Cell:
+    """One measurement: a model, perhaps of a seed, at one budget and resolution."""
 
     name: str
     budget: int | None
     resolution: int | None
-    value: float
-    spread: float | None = None  # standard deviation over seeds
+    values: dict[str, float]
+    seed: int | None = None
+    chosen: dict[str, Any] = field(default_factory=dict)  # what validation images decided, and between what
+    key: str = ""  # hash of everything that decides the values
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of the table: the mean over seeds."""
+
+    name: str
+    budget: int | None
+    resolution: int | None
+    values: dict[str, float]
+    spread: dict[str, float] = field(default_factory=dict)  # standard deviation over seeds
+    rates: tuple[float, ...] = ()  # the learning rates chosen
 
 
 @dataclass(frozen=True)
 class Results:
-    """The content of a probe's JSON. A row's value is stored under the name of the quantity."""
+    """The content of a probe's JSON; the first quantity is the one that counts."""
 
     probe: str
     model: str
     data: str
-    quantity: str
-    rows: list[Row]
+    quantities: list[str]
+    cells: list[Cell] = field(default_factory=list)
     settings: dict[str, Any] = field(default_factory=dict)
-    counts: dict[str, dict[str, int]] = field(default_factory=dict)  # split → class → images
-    unreadable: dict[str, str] = field(default_factory=dict)  # path → reason
+    counts: dict[str, dict[str, int]] = field(default_factory=dict)  # split → class → images or pixels
+    unreadable: dict[str, str] = field(default_factory=dict)  # image left out → reason
+    paper: list[Cell] = field(default_factory=list)  # what the paper measured on this data
+    complete: bool = True
+
+    def rows(self) -> Iterator[Row]:
+        """Cells that differ in their seed alone become one row."""
+        for (name, budget, resolution), group in groupby(
+            self.cells, key=lambda cell: (cell.name, cell.budget, cell.resolution)
+        ):
+            cells = list(group)
+            values = {key: [cell.values[key] for cell in cells] for key in cells[0].values}
+            means = {key: statistics.fmean(found) for key, found in values.items()}
+            spread = {key: statistics.stdev(found) for key, found in values.items() if len(found) > 1}
+            rates = tuple(sorted({cell.chosen[RATE] for cell in cells if RATE in cell.chosen}))
+            yield Row(name, budget, resolution, means, spread, rates)
 
 
 def results_path(model: str, out: Path | None, *, probe: str) -> Path:
@@ -57,9 +92,7 @@ def results_path(model: str, out: Path | None, *, probe: str) -> Path:
 
 
 def write_results(path: Path, results: Results) -> None:
-    body = asdict(results)
-    rows = [{_key(key, results.quantity): value for key, value in row.items()} for row in body.pop("rows")]
-    body = {"format": FORMAT, "version": VERSION, **body, "results": rows}
+    body = {"format": FORMAT, "version": VERSION, **asdict(results)}
     write_text_atomic(path, json.dumps(body, indent=1, ensure_ascii=False) + "\n")
 
 
@@ -76,20 +109,23 @@ def read_results(path: Path) -> Results | None:
     if body.pop("version", None) != VERSION:
         raise ValueError(f"{path} is of another version than {VERSION}. Run the probe again.")
     try:
-        quantity = body["quantity"]
-        rows = [Row(value=row.pop(quantity), **row) for row in body.pop("results")]
-        return Results(rows=rows, **body)
+        cells, paper = ([Cell(**cell) for cell in body.pop(key)] for key in ("cells", "paper"))
+        return Results(cells=cells, paper=paper, **body)
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} is damaged: {error!r}. Run the probe again.") from None
 
 
 def table(results: Results) -> list[list[str]]:
-    """Header and rows as text, for Markdown and HTML alike."""
-    header = ["features", "budget", "resolution", results.quantity]
-    return [header] + [
-        [row.name, _or_dash(row.budget), _or_dash(row.resolution), shown(row, results.quantity)]
-        for row in results.rows
-    ]
+    """Header and rows as text, for Markdown and HTML alike; the paper's rows come last."""
+    rows = list(results.rows())
+    fitted = any(row.rates for row in rows)
+    lines = [["features", "budget", "resolution", *results.quantities, *([RATE] if fitted else [])]]
+    paper = [Row(cell.name, cell.budget, cell.resolution, cell.values) for cell in results.paper]
+    for row in [*rows, *paper]:
+        values = [shown(row, quantity) for quantity in results.quantities]
+        rates = [", ".join(f"{rate:g}" for rate in row.rates) or "–"] if fitted else []
+        lines.append([row.name, _or_dash(row.budget), _or_dash(row.resolution), *values, *rates])
+    return lines
 
 
 def markdown(lines: list[list[str]]) -> str:
@@ -98,15 +134,17 @@ def markdown(lines: list[list[str]]) -> str:
     return "\n".join("| " + " | ".join(row) + " |" for row in [header, rule, *rows])
 
 
+def is_share(quantity: str) -> bool:
+    return quantity.split(" on ")[0] in SHARES  # `top-1 on DATA` is a transfer
+
+
 def shown(row: Row, quantity: str) -> str:
-    """`61.2 ± 0.4 %` for a share, `0.612 ± 0.004` otherwise."""
-    factor, unit, digits = (100, " %", 1) if quantity in SHARES else (1, "", 3)
-    spread = "" if row.spread is None else f" ± {factor * row.spread:.{digits}f}"
-    return f"{factor * row.value:.{digits}f}{spread}{unit}"
-
-
-def _key(key: str, quantity: str) -> str:
-    return quantity if key == "value" else key
+    """`61.2 ± 0.4 %` for a share, `0.612 ± 0.004` otherwise, `–` for nothing."""
+    if quantity not in row.values:
+        return "–"
+    factor, unit, digits = (100, " %", 1) if is_share(quantity) else (1, "", 3)
+    spread = f" ± {factor * row.spread[quantity]:.{digits}f}" if quantity in row.spread else ""
+    return f"{factor * row.values[quantity]:.{digits}f}{spread}{unit}"
 
 
 def _or_dash(number: int | None) -> str:

@@ -7,6 +7,7 @@ from html import escape
 from veca.grid import QUANTITIES
 from veca.probes.results import Results, table
 from veca.report.chart import COLOURS, Line, bar_chart, finite, line_chart, number
+from veca.report.elastic import elastic_chart
 from veca.report.stage import Stage
 
 GREY = "#666666"
@@ -37,18 +38,26 @@ def html_table(rows: list[list[str]]) -> str:
 
 
 def probe_table(results: Results) -> str:
-    splits = "; ".join(
-        f"{split}: {sum(counts.values())} images, {len(counts)} classes"
-        for split, counts in results.counts.items()
-    )
+    splits = "; ".join(_split_line(split, counts) for split, counts in results.counts.items())
     settings = ", ".join(f"{key} = {value}" for key, value in results.settings.items())
     left_out = f" {len(results.unreadable)} unreadable images were left out." if results.unreadable else ""
+    unfinished = "" if results.complete else " <strong>Unfinished: run the probe again to go on.</strong>"
     lines = [[escape(cell) for cell in row] for row in table(results)]
+    curve = _figures("", {f"Elastic curve: {results.probe}": elastic_chart(results)})
     return (
-        f"<h3>Probe: {escape(results.probe)}</h3>{html_table(lines)}"
+        f"<h3>Probe: {escape(results.probe)}</h3>{html_table(lines)}{curve}"
         f'<p class="note">Model {escape(results.model)} on {escape(results.data)} ({escape(splits)}). '
-        f"{escape(settings)}.{left_out}</p>"
+        f"{escape(settings)}.{left_out}{unfinished}</p>"
     )
+
+
+def _split_line(split: str, counts: dict[str, int]) -> str:
+    """Images of a classification; pixels of masks and depth maps are too many to be images."""
+    if "measured" in counts:
+        return f"{split}: {counts['measured']:,} measured pixels"
+    classes = {name: count for name, count in counts.items() if name != "(ignored)"}
+    noun = "images" if classes == counts else "labelled pixels"
+    return f"{split}: {sum(classes.values()):,} {noun}, {len(classes)} classes"
 
 
 def _facts(stage: Stage) -> str:
@@ -171,7 +180,8 @@ def _figures(title: str, charts: dict[str, str]) -> str:
         for caption, chart in charts.items()
         if chart
     ]
-    return f'<h3>{title}</h3><div class="figures">{"".join(figures)}</div>' if figures else ""
+    heading = f"<h3>{title}</h3>" if title else ""
+    return f'{heading}<div class="figures">{"".join(figures)}</div>' if figures else ""
 
 
 def _skipped(stage: Stage) -> str:

@@ -87,11 +87,7 @@ def _read_stage(folder: Path) -> Stage:
 def _read_points(path: Path) -> dict[str, Points]:
     points: dict[str, Points] = {}
     if path.is_file():
-        try:
-            rows = read_metrics(path)
-        except ValueError as error:
-            raise ValueError(f"{path} is damaged ({error}). Its rows are step,name,value.") from None
-        for step, name, value in rows:
+        for step, name, value in read_metrics(path):
             points.setdefault(name, []).append((step, value))
     return points
 

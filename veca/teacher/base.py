@@ -46,6 +46,7 @@ class Encoding(NamedTuple):
 
     cls: Tensor  # (B, D)
     patches: Tensor  # (B, D, rows, cols) of the network's own grid
+    has_cls: bool = True  # False where `cls` is pooled from the patches
 
 
 class Teacher(nn.Module, ABC):
@@ -104,18 +105,8 @@ class Teacher(nn.Module, ABC):
         return super().train(False)
 
     def fingerprint(self) -> str:
-        """A short hash of everything that decides the targets: weights, normalisation, identity.
-
-        Tensors enter in order and without their names, so a release that renames modules, or a move to
-        another device, keeps the fingerprint.
-        """
-        identity = {"normalisation": self.normalisation, **self._identity()}
-        digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode())
-        for tensor in self.state_dict().values():
-            digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
-            # As bytes: numpy has no bfloat16.
-            digest.update(memoryview(tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy()))
-        return digest.hexdigest()[:16]
+        """A short hash of everything that decides the targets: weights, normalisation, identity."""
+        return weights_fingerprint(self, {"normalisation": self.normalisation, **self._identity()})
 
     def patch_projection(self) -> tuple[Tensor, Tensor] | None:
         """Weight (D, 3, 16, 16) and bias (D,) for the student's pixels; None when there is none."""
@@ -135,7 +126,7 @@ class Teacher(nn.Module, ABC):
 
     def _targets(self, images: Tensor) -> Targets:
         height, width = images.shape[-2:]
-        cls, patches = self.encode(self._pixels(images))
+        cls, patches, _ = self.encode(self._pixels(images))
         patches = resample(patches.float(), (height // PATCH_SIZE, width // PATCH_SIZE))
         return Targets(cls.float(), patches.flatten(2).transpose(1, 2).contiguous())  # (B, D), (B, N, D)
 
@@ -172,6 +163,20 @@ def check_images(images: Tensor) -> None:
             f"image sides must be multiples of {PATCH_SIZE}; got {height}×{width}. "
             f"Resize to {near[0]}×{near[1]}."
         )
+
+
+def weights_fingerprint(module: nn.Module, identity: dict[str, Any]) -> str:
+    """A short hash of a module's tensors and of `identity`, which must be JSON.
+
+    Tensors enter in order and without their names, so a release that renames modules, or a move to
+    another device, keeps the fingerprint.
+    """
+    digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode())
+    for tensor in module.state_dict().values():
+        digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
+        # As bytes: numpy has no bfloat16.
+        digest.update(memoryview(tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy()))
+    return digest.hexdigest()[:16]
 
 
 def resample(patches: Tensor, grid: tuple[int, int]) -> Tensor:

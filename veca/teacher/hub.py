@@ -39,15 +39,19 @@ class TransformersTeacher(TokenTeacher):
         micro_batch: MicroBatch = None,
         compile_teacher: bool = False,
     ) -> None:
-        source = _source(name_or_path)
-        try:
-            model = _load_model(source, revision)
-            normalisation = _load_normalisation(source, revision)
-        except OSError as error:  # gated, missing, offline and "no safetensors" all arrive as OSError
-            raise FileNotFoundError(_explain(name_or_path, error)) from error
+        model, normalisation = load_network(name_or_path, revision=revision)
         super().__init__(
             model, normalisation=normalisation, micro_batch=micro_batch, compile_teacher=compile_teacher
         )
+
+
+def load_network(name_or_path: str, *, revision: str | None = None) -> tuple[nn.Module, Normalisation]:
+    """A vision model, or the image tower of a model with two, and what it expects of its pixels."""
+    source = _source(name_or_path)
+    try:
+        return _load_model(source, revision), _load_normalisation(source, revision)
+    except OSError as error:  # gated, missing, offline and "no safetensors" all arrive as OSError
+        raise FileNotFoundError(_explain(name_or_path, error)) from error
 
 
 def _source(name_or_path: str) -> str:
@@ -101,7 +105,7 @@ def _load_normalisation(source: str, revision: str | None) -> Normalisation:
         warnings.warn(
             f"{source} has no {PREPROCESSOR_NAME} with image_mean and image_std, so ImageNet's are used. "
             "Add the file if the teacher was trained with others.",
-            stacklevel=4,
+            stacklevel=5,
         )
         return IMAGENET
 

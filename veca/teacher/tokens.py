@@ -55,9 +55,7 @@ class TokenTeacher(Teacher):
         self.patch_size = _side(config["patch_size"])
         self.num_registers: int = config.get("num_register_tokens") or 0
         self._kind: str = config["model_type"]
-        # Learned position tables serve other sizes only when asked to.
-        arguments = inspect.signature(model.forward).parameters
-        self._options = {"interpolate_pos_encoding": True} if "interpolate_pos_encoding" in arguments else {}
+        self._options = size_options(model)
 
     def input_size(self, height: int, width: int) -> tuple[int, int]:
         near = [max(1, round(side / self.patch_size)) * self.patch_size for side in (height, width)]
@@ -68,7 +66,8 @@ class TokenTeacher(Teacher):
         tokens: Tensor = output.last_hidden_state
         grid = pixels.shape[-2] // self.patch_size, pixels.shape[-1] // self.patch_size
         cls, patches = self._split(tokens, output.get("pooler_output"), grid)
-        return Encoding(cls, patches.transpose(1, 2).unflatten(2, grid))
+        has_cls = tokens.shape[1] > patches.shape[1]
+        return Encoding(cls, patches.transpose(1, 2).unflatten(2, grid), has_cls)
 
     def patch_projection(self) -> tuple[Tensor, Tensor] | None:
         convolutions = [module for module in self.model.modules() if isinstance(module, nn.Conv2d)]
@@ -100,6 +99,12 @@ class TokenTeacher(Teacher):
     def _identity(self) -> dict[str, Any]:
         config = _config(self.model)
         return {key: config.get(key) for key in _IDENTITY_KEYS}
+
+
+def size_options(model: nn.Module) -> dict[str, bool]:
+    """Arguments of a forward pass at any size: learned position tables serve others only when asked to."""
+    arguments = inspect.signature(model.forward).parameters
+    return {"interpolate_pos_encoding": True} if "interpolate_pos_encoding" in arguments else {}
 
 
 def _check_model(model: nn.Module, config: dict[str, Any]) -> None:

@@ -1,0 +1,14 @@
+"""The benchmark runs and returns what it promises; its numbers are for a quiet machine."""
+
+from veca.bench.probe import run
+
+
+def test_small() -> None:
+    found = run(num_features=300, width=8, num_classes=3, repeats=1)
+    assert found["together_vs_one_by_one"] > 1
+    assert set(found) == {
+        "together_vs_one_by_one",
+        "together_s_per_epoch",
+        "one_by_one_s_per_epoch",
+        "all_50_epochs_s",
+    }

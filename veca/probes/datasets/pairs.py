@@ -1,0 +1,215 @@
+"""Images with a mask or a depth map each: two folders with the same names, or lists of names.
+
+The folder of anyone, without a name of its own, is laid out as either of ::
+
+    DATA/{train,val,test}/images/NAME.jpg     DATA/{train,val,test}/masks/NAME.png (or depths/)
+    DATA/images/{train,val,test}/NAME.jpg     DATA/masks/{train,val,test}/NAME.png (or depth/, semantic/)
+
+with NAME at any depth. Masks need DATA/classes.json, `{"sky": 0, "road": 1}`, or DATA/classes.txt, a name
+per line. Depth is 16-bit in millimetres or .npy in metres, unless DATA/depth.json says otherwise:
+`{"metres_per_unit": 0.04, "max_depth": 10}`.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from veca.probes.datasets.finding import (
+    HELD_OUT,
+    IMAGE_SUFFIXES,
+    files_of,
+    first,
+    list_files,
+    numbered,
+    read_lines,
+    say_ignored,
+)
+from veca.probes.datasets.splits import UNKNOWN, Contents, Depths, Files, ListedSplit, Masks, Targets
+from veca.probes.types import IGNORED, Task
+
+MILLIMETRE = 0.001
+TARGET_FOLDERS: dict[Task, tuple[str, ...]] = {
+    "segment": ("masks", "semantic", "annotations", "labels"),
+    "depth": ("depths", "depth"),
+}
+_TARGET_SUFFIXES = frozenset({".png", ".bmp", ".tif", ".tiff", ".gif", ".npy"})
+
+
+@dataclass(frozen=True)
+class Meaning:
+    """What the stored values are: class ids by way of a table, or metres by way of a unit."""
+
+    classes: Sequence[str] = ()
+    table: NDArray[np.int64] | None = None
+    metres_per_unit: float = 0.0
+    max_depth: float | None = None
+
+    def targets(self, root: Path, names: Sequence[str]) -> Targets:
+        if self.metres_per_unit:
+            return Depths(root, names, self.metres_per_unit)
+        return Masks(root, names, self.table)
+
+
+class Pair(NamedTuple):
+    """Where the images and the targets of a split lie: folders, or templates in which `{}` is a name."""
+
+    images: str
+    targets: str
+
+
+@dataclass(frozen=True)
+class FolderPairs:
+    """A reader: two folders per split, whose files have the same names but for the ends given here."""
+
+    splits: Mapping[str, Pair]
+    meaning: Meaning
+    image_end: str = ""  # by default any suffix of an image
+    target_end: str = ""
+
+    def __call__(self, root: Path) -> Contents:
+        splits = {split: self._split(root, pair) for split, pair in self.splits.items()}
+        return Contents(list(self.meaning.classes), {**splits}, self.meaning.max_depth)
+
+    def _split(self, root: Path, pair: Pair) -> ListedSplit:
+        images = _by_key(root / pair.images, self.image_end, IMAGE_SUFFIXES)
+        targets = _by_key(root / pair.targets, self.target_end, _TARGET_SUFFIXES)
+        alone = sorted(images.keys() ^ targets.keys())
+        if alone or not images:
+            raise ValueError(
+                f"{root / pair.images} and {root / pair.targets} must have files of the same names, at least "
+                f"one; {len(images)} and {len(targets)} are there, and without partner: {first(alone)}."
+            )
+        keys = sorted(images)
+        files = Files(root / pair.images, [images[key] for key in keys])
+        return ListedSplit(files, self.meaning.targets(root / pair.targets, [targets[key] for key in keys]))
+
+
+@dataclass(frozen=True)
+class ListedPairs:
+    """A reader: a list of names per split, and where the image and the target of a name lie."""
+
+    lists: Mapping[str, str]
+    pair: Pair
+    meaning: Meaning
+
+    def __call__(self, root: Path) -> Contents:
+        splits = {}
+        for split, path in self.lists.items():
+            names = read_lines(root / path)
+            images = files_of(root, [self.pair.images.format(name) for name in names], split=split)
+            targets = files_of(root, [self.pair.targets.format(name) for name in names], split=split)
+            splits[split] = ListedSplit(images, self.meaning.targets(root, targets.names))
+        return Contents(list(self.meaning.classes), {**splits}, self.meaning.max_depth)
+
+
+def table_of(ids: Mapping[int, int], *, others: int = UNKNOWN, size: int = 256) -> NDArray[np.int64]:
+    """The class id of each stored value; `others` for values that `ids` does not name."""
+    table = np.full(size, others, dtype=np.int64)
+    for value, label in ids.items():
+        table[value] = label
+    return table
+
+
+def open_pairs(root: Path, task: Task) -> Contents:
+    """The folder of anyone; see the top of this file."""
+    splits = find_pairs(root, task)
+    if not splits:
+        words = ", ".join(TARGET_FOLDERS[task])
+        there = first(sorted(path.name for path in root.iterdir())) if root.is_dir() else "no such folder"
+        raise FileNotFoundError(
+            f"{root} must hold train/images with train/{TARGET_FOLDERS[task][0]}, or images/train with "
+            f"{TARGET_FOLDERS[task][0]}/train (targets may be called {words}), and the same for val or test; "
+            f"there is: {there}."
+        )
+    meaning = _mask_meaning(root) if task == "segment" else _depth_meaning(root, splits["train"])
+    return FolderPairs(splits, meaning)(root)
+
+
+def find_pairs(root: Path, task: Task) -> dict[str, Pair]:
+    """The folders of each split; empty unless train and a held-out split are there."""
+    for word in TARGET_FOLDERS[task]:
+        for template in ("{split}/{kind}", "{kind}/{split}"):
+            found = {}
+            for split in ("train", *HELD_OUT):
+                pair = Pair(*(template.format(split=split, kind=kind) for kind in ("images", word)))
+                if all((root / folder).is_dir() for folder in pair):
+                    found[split] = pair
+            if "train" in found and len(found) > 1:
+                return found
+    return {}
+
+
+def _by_key(folder: Path, end: str, suffixes: frozenset[str]) -> dict[str, str]:
+    """Names without their end → names; two images of one name are an error."""
+    names, others = list_files(folder, suffixes)
+    if end:  # a dataset with several files per image: the others are known and of no use here
+        return {name.removesuffix(end): name for name in names if name.endswith(end)}
+    say_ignored(folder, others, "files are no images and are ignored")
+    stems = [str(Path(name).with_suffix("")) for name in names]
+    numbered(stems, source=folder)
+    return dict(zip(stems, names, strict=True))
+
+
+def _mask_meaning(root: Path) -> Meaning:
+    listed, numbered_path = root / "classes.txt", root / "classes.json"
+    if listed.is_file():
+        return Meaning(classes=list(numbered(read_lines(listed), source=listed)))
+    if not numbered_path.is_file():
+        raise FileNotFoundError(
+            f'masks need class names: {root} has neither classes.json, as {{"sky": 0, "road": 1}}, nor '
+            "classes.txt with a name per line, the first for id 0."
+        )
+    ids = _read_json(numbered_path)
+    if not ids or not all(type(value) is int and 0 <= value < IGNORED for value in ids.values()):
+        raise ValueError(f"{numbered_path} must map class names to ids from 0 to {IGNORED - 1}.")
+    classes = sorted(ids, key=lambda name: ids[name])
+    if len(set(ids.values())) != len(ids):
+        raise ValueError(f"{numbered_path} gives two classes the same id.")
+    table = table_of({ids[name]: label for label, name in enumerate(classes)} | {IGNORED: IGNORED})
+    return Meaning(classes=classes, table=table)
+
+
+def _depth_meaning(root: Path, pair: Pair) -> Meaning:
+    path = root / "depth.json"
+    if path.is_file():
+        body = _read_json(path)
+        unit, limit = body.get("metres_per_unit", 0), body.get("max_depth")
+        if not _positive(unit) or not (limit is None or _positive(limit)):
+            raise ValueError(f"{path} must hold metres_per_unit, and may hold max_depth; both are positive.")
+        return Meaning(metres_per_unit=float(unit), max_depth=limit)
+    names, _ = list_files(root / pair.targets, _TARGET_SUFFIXES)
+    if names and names[0].endswith(".npy"):
+        return Meaning(metres_per_unit=1.0)
+    if names and is_deep(root / pair.targets / names[0]):
+        return Meaning(metres_per_unit=MILLIMETRE)
+    raise ValueError(
+        f"{root / pair.targets} holds 8-bit depth, whose unit only you know. Write it into {path}, e.g. "
+        '{"metres_per_unit": 0.0392, "max_depth": 10} where 255 is 10 m; for the 8-bit form of NYUv2 give '
+        f"NYUv2:{root}."
+    )
+
+
+def is_deep(path: Path) -> bool:
+    """Whether an image has more than 8 bits per value; only its header is read."""
+    with Image.open(path) as image:
+        return image.mode.startswith("I")
+
+
+def _positive(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        body = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is not valid JSON: {error}.") from None
+    if not isinstance(body, dict):
+        raise ValueError(f"{path} must hold a JSON object.")
+    return body

@@ -1,0 +1,152 @@
+"""WebDataset shards with one label per image: TRAIN-*.tar and VAL-*.tar (or TEST) in one folder.
+
+The label of KEY.jpg is, whichever there is first:
+
+1. KEY.cls, a number: what webdataset users write;
+2. `label` or `cls` in KEY.json, a number or a name;
+3. the folder of `source` in KEY.json: `veca-data shards` writes it, so shards of class folders are labelled.
+
+Numbers are the classes 0, 1, 2, …, named in classes.txt (a name per line) if that lies beside the tars.
+Opening reads headers and labels; images are read from their place in the tar. Nothing is unpickled.
+"""
+
+import json
+import os
+import tarfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
+
+import numpy as np
+
+from veca.data.reader import IMAGE_KINDS
+from veca.probes.datasets.finding import HELD_OUT, check_classes, first, numbered, read_lines
+from veca.probes.datasets.splits import Contents, Labels, ListedSplit
+
+Label = int | str
+
+
+class _Place(NamedTuple):
+    """One image in a tar."""
+
+    shard: str
+    key: str
+    offset: int
+    size: int
+
+
+@dataclass(frozen=True)
+class TarImages:
+    """Images inside tars, by place."""
+
+    root: Path
+    places: list[_Place]
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def name(self, place: int) -> str:
+        return f"{self.places[place].shard}/{self.places[place].key}"
+
+    def read(self, place: int) -> bytes:
+        shard, _, offset, size = self.places[place]
+        with (self.root / shard).open("rb") as file:
+            return os.pread(file.fileno(), size, offset)
+
+
+def has_shards(root: Path) -> bool:
+    return any(root.glob("train-*.tar"))
+
+
+def open_shards(root: Path) -> Contents:
+    """The labelled samples of all tars in a folder."""
+    found = {split: _read_split(root, split) for split in ("train", *HELD_OUT)}
+    found = {split: rows for split, rows in found.items() if rows}
+    if "train" not in found or len(found) < 2:
+        raise FileNotFoundError(
+            f"{root} must hold train-*.tar and val-*.tar, or test-*.tar; has {list(found)}."
+        )
+    classes = _class_names(root, {label for rows in found.values() for _, label in rows})
+    labels: dict[Label, int] = {number: number for number in range(len(classes))}
+    labels.update(numbered(classes, source=root))
+    splits = {}
+    for split, rows in found.items():
+        values = [labels[label] for _, label in rows]
+        check_classes(np.bincount(values, minlength=len(classes)), classes, split=f"{root}, {split}")
+        splits[split] = ListedSplit(TarImages(root, [place for place, _ in rows]), Labels(values))
+    return Contents(classes, {**splits})
+
+
+def _class_names(root: Path, labels: set[Label]) -> list[str]:
+    """Names in label order; labels are all numbers, or all names."""
+    numbers = {label for label in labels if isinstance(label, int)}
+    if numbers and numbers != labels:
+        raise ValueError(
+            f"{root}: some labels are numbers and some are names: {first(sorted(map(str, labels)))}."
+        )
+    listed = root / "classes.txt"
+    classes = read_lines(listed) if listed.is_file() else []
+    if not classes:
+        classes = [str(n) for n in range(max(numbers) + 1)] if numbers else sorted(map(str, labels))
+    known = set(range(len(classes))) if numbers else set(classes)
+    if labels - known:
+        raise ValueError(f"{listed} lacks the classes {first(sorted(map(str, labels - known)))}.")
+    return classes
+
+
+def _read_split(root: Path, split: str) -> list[tuple[_Place, Label]]:
+    return [row for path in sorted(root.glob(f"{split}-*.tar")) for row in _read_shard(path)]
+
+
+def _read_shard(path: Path) -> Iterator[tuple[_Place, Label]]:
+    with tarfile.open(path, "r:") as archive:
+        for key, members in _samples(archive):
+            images = [kind for kind in IMAGE_KINDS if kind in members]
+            if len(images) != 1:
+                raise ValueError(f"{path}: sample {key} must have one image; it has {sorted(members)}.")
+            image = members[images[0]]
+            label = _label(archive, members, name=f"{path}: {key}")
+            yield _Place(path.name, key, image.offset_data, image.size), label
+
+
+def _samples(archive: tarfile.TarFile) -> Iterator[tuple[str, dict[str, tarfile.TarInfo]]]:
+    """Neighbouring members that share a key: all before the first dot of the file's name."""
+    key, members = "", dict[str, tarfile.TarInfo]()
+    for member in archive:
+        if not member.isreg():
+            continue
+        folder, _, base = member.name.rpartition("/")
+        stem, _, kind = base.partition(".")
+        if f"{folder}/{stem}" != key and members:
+            yield key, members
+            members = {}
+        key = f"{folder}/{stem}"
+        members[kind.lower()] = member
+    if members:
+        yield key, members
+
+
+def _label(archive: tarfile.TarFile, members: dict[str, tarfile.TarInfo], *, name: str) -> Label:
+    if "cls" in members:
+        text = _read(archive, members["cls"]).strip()
+        if not text.isdigit():
+            raise ValueError(f"{name}.cls must hold a number; got {text[:20]!r}.")
+        return int(text)
+    about = json.loads(_read(archive, members["json"])) if "json" in members else {}
+    for field in ("label", "cls"):
+        if isinstance(about.get(field), int | str):
+            label: Label = about[field]
+            return label
+    folder = PurePosixPath(str(about.get("source", ""))).parent.name
+    if not folder:
+        raise ValueError(
+            f"{name} has no label: neither a .cls, nor label or cls in its .json, nor a folder in its source."
+        )
+    return folder
+
+
+def _read(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
+    file = archive.extractfile(member)
+    assert file is not None
+    return file.read()

@@ -1,0 +1,192 @@
+"""`veca probe linear`: a linear classifier on the global feature (method, section 6).
+
+Heads of thirteen learning rates are trained at once (heads.py). The rate is chosen on the val split where
+there is a test split to be judged, else on a tenth of the training images, class by class; the chosen rate
+is then fitted again on all of them. The judged split takes no part in any of it.
+
+Quantities: top-1 and top-5 accuracy (top-5 from six classes on). Where an image has several labels, the mean
+average precision over classes, each the area under its precision-recall curve (not the 11-point average of
+2007), entries marked IGNORED left out. A head can be judged on the images of other data as well; where
+those have several valid labels, any of them counts, and images without one are left out and counted.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+from torchmetrics.functional.classification import multiclass_accuracy, multilabel_average_precision
+
+from veca.probes.choice import VAL_SHARE, carve, choose
+from veca.probes.datasets import open_dataset
+from veca.probes.heads import BATCH, MOMENTUM, RATES, LinearHeads, fit_linear
+from veca.probes.results import RATE
+from veca.probes.scan import Scanned, scan_split
+from veca.probes.settings import Names, split_names
+from veca.probes.store import Cached
+from veca.probes.sweep import Score, Sweep, open_sweep, run_sweep
+from veca.probes.types import IGNORED
+from veca.probes.views import CentreView
+
+ON = " on "
+EPOCHS = 50
+
+
+def linear(model: str, data: str, *, transfer: Names = None, epochs: int = EPOCHS, **sweep: Any) -> None:
+    """Fit a linear classifier to the global feature and judge it on held-out images.
+
+    Args:
+        model: Folder with model.safetensors, a run's .ckpt, the authors' .pt, a Hub id, or a peer's name.
+        data: Folder with train/CLASS/*.jpg and val/CLASS/*.jpg (or test), shards, or NAME:FOLDER.
+        transfer: Other data of the same classes to judge the same head on, with commas between them.
+        epochs: Passes over the training images.
+        sweep: What all probes take; see `veca.probes.sweep.open_sweep`.
+    """
+    if epochs < 1:
+        raise ValueError(f"epochs must be at least 1; got {epochs}. Try 50.")
+    opened = open_sweep(model, data, probe="linear", task="classify", **sweep)
+    others = {spec: _open_transfer(opened, spec) for spec in split_names(transfer)}
+    splits = opened.scan("train", opened.chooses, opened.judged)
+    run_sweep(opened, LinearProbe(opened, {**splits, **others}, others, epochs))
+
+
+@dataclass(frozen=True)
+class LinearProbe:
+    """The probe of a sweep."""
+
+    sweep: Sweep
+    splits: dict[str, Scanned]
+    transfer: dict[str, Scanned]
+    epochs: int
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        chooses = self.sweep.chooses or f"{VAL_SHARE:.0%} of train"
+        return {
+            "optimizer": f"SGD, momentum {MOMENTUM}, cosine, batch {BATCH}",
+            "epochs": self.epochs,
+            "learning rates": list(RATES),
+            "chosen on": f"{chooses}, then fitted again on train and these",
+            "judged on": self.sweep.judged,
+            "crop": "centre, short side 9/8",
+        }
+
+    @property
+    def quantities(self) -> list[str]:
+        named = [f"top-1{ON}{spec}" for spec in self.transfer]
+        return [*(["mAP"] if self._several else self._tops), *named]
+
+    def viewer(self, split: str, *, resolution: int, patch_size: int) -> CentreView:
+        return CentreView(resolution)
+
+    def constant(self) -> dict[str, float]:
+        return {}
+
+    def score(self, features: dict[str, Cached]) -> Score:
+        heads, chosen = self._fit(features)
+        values = self._values(heads.logits(features[self.sweep.judged].cls)[:, 0], self.sweep.judged)
+        for spec, scanned in self.transfer.items():
+            logits = heads.logits(features[spec].cls)[:, 0]
+            values[f"top-1{ON}{spec}"] = hit_share(logits.cpu(), _targets(scanned))
+        return Score(values, chosen)
+
+    @property
+    def _tops(self) -> list[str]:
+        return ["top-1", "top-5"] if self._num_classes > 5 else ["top-1"]
+
+    @property
+    def _several(self) -> bool:
+        return _targets(self.splits["train"]).ndim == 2
+
+    @property
+    def _num_classes(self) -> int:
+        return len(self.sweep.dataset.classes)
+
+    @cached_property
+    def _carved(self) -> Tensor:
+        targets = _targets(self.splits["train"])
+        return torch.from_numpy(carve(len(targets), None if self._several else targets))
+
+    def _fit(self, features: dict[str, Cached]) -> tuple[LinearHeads, dict[str, Any]]:
+        """The head of the chosen rate, and the scores the choice was made from."""
+        train, labels = features["train"].cls, _targets(self.splits["train"])
+        if (name := self.sweep.chooses) is not None:
+            val, val_labels = features[name].cls, _targets(self.splits[name])
+        else:
+            val, val_labels = train[self._carved], labels[self._carved]
+            train, labels = train[~self._carved], labels[~self._carved]
+        heads = self._heads(train, labels, RATES)
+        logits = heads.logits(val).cpu()
+        scores = [self._main(logits[:, place], val_labels) for place in range(len(RATES))]
+        place = choose(scores)
+        rates = {f"{rate:g}": score for rate, score in zip(RATES, scores, strict=True)}
+        again = self._heads(torch.cat([train, val]), torch.cat([labels, val_labels]), (RATES[place],))
+        return again, {RATE: RATES[place], "validation": rates}
+
+    def _heads(self, features: Tensor, labels: Tensor, rates: tuple[float, ...]) -> LinearHeads:
+        device = self.sweep.fabric.device
+        return fit_linear(
+            features, labels, num_classes=self._num_classes, epochs=self.epochs, rates=rates, device=device
+        )
+
+    def _main(self, logits: Tensor, targets: Tensor) -> float:
+        return mean_precision(logits, targets) if self._several else hit_share(logits, targets)
+
+    def _values(self, logits: Tensor, split: str) -> dict[str, float]:
+        logits, targets = logits.cpu(), _targets(self.splits[split])
+        if self._several:
+            return {"mAP": mean_precision(logits, targets)}
+        return {name: hit_share(logits, targets, top=int(name[-1])) for name in self._tops}
+
+
+def hit_share(logits: Tensor, targets: Tensor, *, top: int = 1) -> float:
+    """The share of images with a valid label among the `top` highest logits (n, C).
+
+    `targets` are labels (n,), or rows (n, C) with 1 at every valid label; rows without one do not count.
+    """
+    if targets.ndim == 1:
+        return float(
+            multiclass_accuracy(logits, targets, num_classes=logits.shape[1], top_k=top, average="micro")
+        )
+    labelled = (targets == 1).any(dim=1)
+    hits = (targets == 1).gather(1, logits.topk(top, dim=1).indices).any(dim=1)
+    return float(hits[labelled].float().mean())
+
+
+def mean_precision(logits: Tensor, targets: Tensor) -> float:
+    """Mean average precision over the classes that have an image; targets (n, C) of 0, 1 and IGNORED."""
+    present = (targets == 1).any(dim=0)
+    logits, targets = logits[:, present], targets[:, present].long()
+    return float(
+        multilabel_average_precision(
+            logits, targets, num_labels=logits.shape[1], average="macro", ignore_index=IGNORED
+        )
+    )
+
+
+def _open_transfer(sweep: Sweep, spec: str) -> Scanned:
+    dataset = open_dataset(spec, task="classify")
+    here, there = sweep.dataset.classes, dataset.classes
+    numbers = [str(label) for label in range(len(here))]  # INv2 names its classes by their labels
+    if there not in (here, numbers):
+        pairs = [f"{a!r} and {b!r}" for a, b in zip(here, there, strict=False) if a != b]
+        raise ValueError(
+            f"transfer: {spec} has other classes than {sweep.data}: {len(there)} and {len(here)}, first "
+            f"different {pairs[0] if pairs else 'in number'}. A head fits the same classes in the same order."
+        )
+    name = "test" if "test" in dataset.splits else "val"
+    if name not in dataset.splits:
+        raise ValueError(
+            f"transfer: {spec} must have a split test or val; it has {', '.join(dataset.splits)}."
+        )
+    scanned = scan_split(dataset, name, quiet=not sweep.fabric.is_global_zero)
+    targets = _targets(scanned)
+    unlabelled = int((targets != 1).all(dim=1).sum()) if targets.ndim == 2 else 0
+    sweep.say(f"transfer: {len(targets)} images of {spec}, {unlabelled} without a label do not count")
+    return scanned
+
+
+def _targets(scanned: Scanned) -> Tensor:
+    assert scanned.scan.targets is not None
+    return scanned.scan.targets
