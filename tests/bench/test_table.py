@@ -1,0 +1,58 @@
+"""The table of benchmarks names ratios that exist, and a loss is found."""
+
+import json
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+from veca.bench import table
+from veca.bench.table import BENCHMARKS, Goal, check, losses, run_all
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
+    """One benchmark that takes no time; its ratios can be changed."""
+    ratios = {"speed": 2.0, "share": 0.5, "other": 1.0}
+    module = types.ModuleType("fake_bench")
+    module.run = lambda: dict(ratios)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "fake_bench", module)
+    goals = (Goal("speed", 1.5), Goal("share", 0.4, at_most=True))
+    monkeypatch.setattr(table, "BENCHMARKS", {"fake": ("fake_bench", "run", goals)})
+    return ratios
+
+
+def test_goals_are_judged_and_all_ratios_kept(
+    fake: dict[str, float], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_all(out=tmp_path / "bench.json")
+    assert json.loads((tmp_path / "bench.json").read_text()) == {"fake": fake}
+    said = capsys.readouterr().out
+    assert "| fake | speed | 2 | ≥ 1.5 | reached |" in said
+    assert "| fake | share | 0.5 | ≤ 0.4 | MISSED |" in said
+
+
+def test_a_loss_of_more_than_15_percent_fails(fake: dict[str, float], tmp_path: Path) -> None:
+    kept = tmp_path / "kept.json"
+    run_all(out=kept)
+    fake |= {"speed": 1.75, "share": 0.57, "other": 0.1}
+    check(baseline=kept)
+    fake |= {"speed": 1.65, "share": 0.6}
+    with pytest.raises(ValueError, match=r"speed: 1\.65, was 2") as error:
+        check(baseline=kept)
+    assert "share: 0.6, was 0.5" in str(error.value)
+    assert losses({"fake": {}}, {"fake": fake}) == []
+
+
+def test_an_unknown_name_is_refused(fake: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match="no benchmark nope"):
+        run_all(only=["nope"])
+
+
+def test_every_benchmark_can_be_imported() -> None:
+    from importlib import import_module
+
+    for module, function, goals in BENCHMARKS.values():
+        assert callable(getattr(import_module(module), function))
+        assert goals

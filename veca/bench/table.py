@@ -1,0 +1,145 @@
+"""All benchmarks in one table, and the check that none has lost.
+
+`veca bench all` runs each in turn, prints the ratios that have a goal and writes all of them to a JSON.
+`veca bench check` does the same and compares with the ratios kept in `docs/bench.json`: one that is more than
+15 % worse is a failure. Every number is a ratio taken in one run, so it means something on another machine.
+"""
+
+import json
+from importlib import import_module
+from pathlib import Path
+from typing import NamedTuple
+
+from veca.files import write_text_atomic
+
+BASELINE = Path("docs/bench.json")
+MAX_LOSS = 0.15
+
+
+class Goal(NamedTuple):
+    """A ratio, and the value it should reach: from below, or with `at_most` from above."""
+
+    ratio: str
+    value: float
+    at_most: bool = False
+
+    def reached(self, value: float) -> bool:
+        return value <= self.value if self.at_most else value >= self.value
+
+    def loss(self, value: float, kept: float) -> float:
+        """How much worse `value` is than the one kept, as a share."""
+        return value / kept - 1 if self.at_most else 1 - value / kept
+
+
+# verb of `veca bench`: (module, function, what its ratios should reach)
+BENCHMARKS: dict[str, tuple[str, str, tuple[Goal, ...]]] = {
+    "attention": (
+        "veca.bench.attention",
+        "attention",
+        (
+            Goal("small/r1024/batch1/b64/speed_up", 4.3),
+            Goal("base/r1024/batch1/b64/speed_up", 2.9),
+            Goal("large/r1024/batch1/b64/speed_up", 2.5),
+            Goal("small/r256/batch1/b64/speed_up", 0.85),
+        ),
+    ),
+    "model": (
+        "veca.bench.model",
+        "model",
+        (
+            Goal("train/r256/share_of_matrix_rate", 0.8),
+            Goal("train/r256/straightforward_over_veca", 1.0),
+            Goal("train/r1024/dinov3_over_veca", 1.0),
+            Goal("train/time_1024_over_512", 4.4, at_most=True),
+        ),
+    ),
+    "pixels": (
+        "veca.bench.pixels",
+        "run",
+        (
+            Goal("verbatim_vs_obvious", 1.5),
+            Goal("small_vs_obvious", 5.0),
+            Goal("small_vs_decode", 0.75),
+        ),
+    ),
+    "loader": ("veca.bench.loader", "run", (Goal("resume_share", 0.02, at_most=True),)),
+    "shards": (
+        "veca.bench.shards",
+        "run",
+        (Goal("verbatim_vs_tar", 0.6), Goal("reencode_2_workers_vs_1", 1.7)),
+    ),
+    "cache": (
+        "veca.bench.cache",
+        "run",
+        (
+            Goal("cached_speedup", 1.4),
+            Goal("reading_share", 1.1, at_most=True),
+            Goal("int8_read_share", 1.0, at_most=True),
+        ),
+    ),
+    "loop": ("veca.bench.loop", "run", (Goal("cpu_ratio", 1.03, at_most=True),)),
+    "probe": ("veca.bench.probe", "run", (Goal("together_vs_one_by_one", 5.0),)),
+    "scale": ("veca.bench.scale", "scale", (Goal("two_ranks_over_one", 1.0),)),
+}
+
+
+def run_all(*, out: Path = Path("bench.json"), only: list[str] | None = None) -> None:
+    """Run the benchmarks, print their goals, and write every ratio to a JSON.
+
+    Args:
+        out: JSON to write.
+        only: Names of benchmarks, where not all of them are wanted.
+    """
+    results = _run(only)
+    write_text_atomic(out, json.dumps(results, indent=1) + "\n")
+    print(f"\n{_table(results)}\n\n{out}")
+
+
+def check(*, baseline: Path = BASELINE, only: list[str] | None = None) -> None:
+    """Run the benchmarks and fail where a ratio with a goal is more than 15 % worse than the one kept.
+
+    Args:
+        baseline: JSON that `veca bench all` wrote.
+        only: Names of benchmarks, where not all of them are wanted.
+    """
+    kept = json.loads(baseline.read_text(encoding="utf-8"))
+    results = _run(only)
+    print(f"\n{_table(results)}")
+    lost = losses(results, kept)
+    if lost:
+        raise ValueError(f"slower than in {baseline}:\n" + "\n".join(f"- {line}" for line in lost))
+    print(f"nothing lost more than {MAX_LOSS:.0%} against {baseline}")
+
+
+def losses(results: dict[str, dict[str, float]], kept: dict[str, dict[str, float]]) -> list[str]:
+    """A line for every ratio with a goal that has become worse by more than MAX_LOSS."""
+    lines = []
+    for name, found in results.items():
+        for goal in BENCHMARKS[name][2]:
+            before = kept.get(name, {}).get(goal.ratio)
+            now = found.get(goal.ratio)
+            if before is not None and now is not None and goal.loss(now, before) > MAX_LOSS:
+                lines.append(f"{name} {goal.ratio}: {now:.3g}, was {before:.3g}")
+    return lines
+
+
+def _run(only: list[str] | None) -> dict[str, dict[str, float]]:
+    unknown = sorted(set(only or ()) - set(BENCHMARKS))
+    if unknown:
+        raise ValueError(f"only: no benchmark {', '.join(unknown)}; there are {', '.join(BENCHMARKS)}.")
+    results = {}
+    for name, (module, function, _) in BENCHMARKS.items():
+        if only is None or name in only:
+            print(f"== {name}", flush=True)
+            results[name] = getattr(import_module(module), function)()
+    return results
+
+
+def _table(results: dict[str, dict[str, float]]) -> str:
+    lines = ["| benchmark | ratio | measured | goal | |", "|---|---|---:|---:|---|"]
+    for name, found in results.items():
+        for goal in BENCHMARKS[name][2]:
+            value = found[goal.ratio]
+            sign, verdict = "≤" if goal.at_most else "≥", "reached" if goal.reached(value) else "MISSED"
+            lines.append(f"| {name} | {goal.ratio} | {value:.3g} | {sign} {goal.value:g} | {verdict} |")
+    return "\n".join(lines)
