@@ -152,6 +152,20 @@ def test_a_run_leaves_its_folder_and_resumes_into_it(tiny_shards: Path, tmp_path
     assert [step for step, _, _ in rows] == list(range(6))  # no step twice, none lost
 
 
+def test_a_callback_of_the_recipe_takes_effect(tiny_shards: Path, tmp_path: Path) -> None:
+    recipe = toy_recipe(tmp_path, tiny_shards)
+    content = yaml.safe_load(recipe.read_text(encoding="utf-8"))
+    changes = {"max_steps": -1, "max_epochs": 3, "val_check_interval": None, "check_val_every_n_epoch": 3}
+    content["trainer"] |= {**changes, "callbacks": [{"class_path": "veca.run.ValidateAfterFirstEpoch"}]}
+    recipe.write_text(yaml.safe_dump(content), encoding="utf-8")
+    main(["fit", "--config", str(recipe)])
+    rows = read_metrics(tmp_path / "run" / "metrics.csv")
+    last_step = max(step for step, name, _ in rows if name == "train/loss")
+    validated = sorted({step for step, name, _ in rows if name == "val/loss"})
+    assert len(validated) == 2  # after the first epoch, and after the third
+    assert validated[0] < last_step / 2 < validated[1]
+
+
 def test_validate_prints_the_grid(
     tiny_shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
