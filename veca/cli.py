@@ -28,6 +28,30 @@ VERBS = {
     "export": ("veca.export.command", "export", "one budget as ONNX or torch.export, read back and compared"),
     "convert": ("veca.checkpoint", "convert", "a run's .ckpt or the authors' .pt → a model's folder"),
     "page": ("veca.page.command", "page", "a local web page where one moves the budget"),
+    "figures contributions": (
+        "veca.figures.pictures",
+        "contributions",
+        "which cores each patch feeds, as colour: layers × budgets",
+    ),
+    "figures cores": ("veca.figures.pictures", "cores", "similarity of chosen cores to all patches"),
+    "figures similarity": (
+        "veca.figures.pictures",
+        "similarity",
+        "similarity of all patches to chosen points",
+    ),
+    "figures dense": ("veca.figures.pictures", "dense", "dense features and CLS maps over resolutions"),
+    "figures paths": ("veca.figures.pictures", "paths", "where each core sits at every layer"),
+    "figures elastic": (
+        "veca.figures.elastic",
+        "elastic",
+        "a probe against the budget, with the paper's curves",
+    ),
+    "figures cost": ("veca.figures.cost", "cost", "FLOPs and latency against resolution and batch size"),
+    "figures analysis": (
+        "veca.figures.analysis",
+        "analysis",
+        "redundancy, stability, semantics and isotropy of cores",
+    ),
     "report": ("veca.report", "report", "one HTML file about a run"),
     "bench plan": (
         "veca.bench.plan",
@@ -86,7 +110,7 @@ def _show(result: object) -> None:
 
 
 def _usage() -> str:
-    lines = [f"  {verb:<15} {text}" for verb, (_, _, text) in VERBS.items()]
+    lines = [f"  {verb:<21} {text}" for verb, (_, _, text) in VERBS.items()]
     return (
         "usage: veca VERB [options]   (veca VERB --help explains one)\n\n"
         + "\n".join(lines)

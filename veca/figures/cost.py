@@ -1,0 +1,203 @@
+"""`veca figures cost`: FLOPs and latency against resolution and batch size, Veca beside DINOv3 of its size.
+
+FLOPs are counted (2 · multiply-adds); latency is measured here and now, the candidates taking turns. The
+attention path is one layer's projection–attention–projection, called with the inputs it gets in a forward
+pass.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import torch
+import transformers
+from torch import Tensor, nn
+
+from veca.bench.costs import attention_flops, meta_student, meta_teacher, student_flops, teacher_flops
+from veca.bench.measure import Timing, interleave
+from veca.figures.inputs import choose_budgets, parse_numbers
+from veca.figures.sheet import Curve, Panel, check_out, draw_panels, save
+from veca.files import write_text_atomic
+from veca.model import SIZES, create_model
+from veca.probes.settings import Numbers
+from veca.teacher.dinov3 import dinov3_config, is_gated
+
+Part = Literal["attention", "model"]
+PEER = "DINOv3"
+
+
+class Plan(NamedTuple):
+    """What is measured, and how often."""
+
+    size: str
+    part: Part
+    budgets: list[int]
+    repeats: int
+
+
+def cost(
+    out: Path,
+    *,
+    size: str = "small",
+    part: Part = "attention",
+    budgets: Numbers = None,
+    resolutions: Numbers = None,
+    batch_sizes: Numbers = None,
+    batch_resolution: int = 512,
+    repeats: int = 5,
+) -> None:
+    """FLOPs and latency against resolution and batch size, as a picture and as JSON beside it.
+
+    Args:
+        out: Picture to write, .png or .svg.
+        size: tiny, small, small_plus, base or large.
+        part: attention for one layer's projection–attention–projection, model for a whole forward pass.
+        budgets: Numbers of active cores; by default 8,16,32,64.
+        resolutions: Sides in pixels; by default 256,384,512,768,1024.
+        batch_sizes: Images at once; by default 1,2,4,8.
+        batch_resolution: Side in pixels where the batch size varies.
+        repeats: Timings of each, of which the median counts.
+    """
+    check_out(out)
+    if size not in SIZES:
+        raise ValueError(f"size must be one of {', '.join(SIZES)}; got {size!r}.")
+    sides = parse_numbers("resolutions", resolutions, default=[256, 384, 512, 768, 1024])
+    batches = parse_numbers("batch_sizes", batch_sizes, default=[1, 2, 4, 8])
+    plan = Plan(
+        size, part, choose_budgets(meta_student(size, {}, teacher_width=SIZES[size].width), budgets), repeats
+    )
+    flops = {side: count_flops(plan, resolution=side) for side in sides}
+    latency = {side: measure(plan, resolution=side, batch=1) for side in sides}
+    throughput = {batch: measure(plan, resolution=batch_resolution, batch=batch) for batch in batches}
+    body = {"format": "veca-cost", "version": 1, **plan._asdict(), "flops": flops}
+    body["seconds"] = {side: _seconds(timings) for side, timings in latency.items()}
+    body["seconds_of_batch"] = {batch: _seconds(timings) for batch, timings in throughput.items()}
+    panels = [
+        Panel("FLOPs of one image", _curves(flops, 1e9), "resolution (px)", "GFLOPs", "xy", _floats(sides)),
+        Panel(
+            "latency, batch of 1", _timed(latency), "resolution (px)", "milliseconds", "xy", _floats(sides)
+        ),
+        Panel(
+            f"latency at {batch_resolution} px",
+            _timed(throughput, shared=True),
+            "batch size",
+            "ms per image",
+            "x",
+            _floats(batches),
+        ),
+    ]
+    what = "attention path of one layer" if part == "attention" else "forward pass"
+    note = f"Median of {repeats} on {_device_name()}."
+    figure = draw_panels(panels, title=f"Cost of {size}: {what}", columns=3, note=note)
+    text = json.dumps({**body, "device": _device_name()}, indent=1)
+    write_text_atomic(_parent(out) / f"{out.stem}.json", text + "\n")
+    save(figure, out)
+
+
+def count_flops(plan: Plan, *, resolution: int) -> dict[str, float]:
+    """FLOPs of one image, by candidate."""
+    size = replace(SIZES[plan.size], depth=_depth(plan))
+    student = meta_student(plan.size, {"depth": size.depth}, teacher_width=size.width)
+    teacher = meta_teacher(size, gated=is_gated(plan.size))
+    whole = plan.part == "model"
+    student_count: Callable[..., int] = student_flops if whole else attention_flops
+    teacher_count: Callable[..., int] = teacher_flops if whole else attention_flops
+    counts = {_name(b): float(student_count(student, resolution=resolution, budget=b)) for b in plan.budgets}
+    return {**counts, PEER: float(teacher_count(teacher, resolution=resolution))}
+
+
+@torch.no_grad()
+def measure(plan: Plan, *, resolution: int, batch: int) -> dict[str, Timing]:
+    """Seconds per call, by candidate."""
+    device = _device()
+    student = create_model(plan.size, depth=_depth(plan)).eval().to(device)
+    config = dinov3_config(student.size, gated=is_gated(plan.size))
+    teacher: nn.Module = transformers.DINOv3ViTModel(config)
+    teacher.eval().to(device)
+    images = torch.randn(batch, 3, resolution, resolution, device=device)
+    calls: dict[str, Callable[[], object]] = {
+        _name(b): _call(student, plan.part, images, budget=b) for b in plan.budgets
+    }
+    calls[PEER] = _call(teacher, plan.part, images)
+    return interleave({name: partial(_finish, call) for name, call in calls.items()}, repeats=plan.repeats)
+
+
+def _call(model: nn.Module, part: Part, images: Tensor, **options: int) -> Callable[[], object]:
+    """The model, or its first attention with the inputs it gets from these images."""
+    if part == "model":
+        return partial(model, images, **options)
+    path = next(m for name, m in model.named_modules() if name.rpartition(".")[2] in ("attn", "attention"))
+    kept: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+    hook = path.register_forward_pre_hook(
+        lambda _, args, kwargs: kept.append((args, kwargs)), with_kwargs=True
+    )
+    model(images, **options)
+    hook.remove()
+    args, kwargs = kept[0]
+    return partial(path, *args, **kwargs)
+
+
+def _depth(plan: Plan) -> int:
+    return SIZES[plan.size].depth if plan.part == "model" else 1  # one attention costs as much as the next
+
+
+def _finish(call: Callable[[], object]) -> None:
+    with torch.no_grad():
+        call()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def _device() -> str:
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _device_name() -> str:
+    on_gpu = torch.cuda.is_available()
+    return torch.cuda.get_device_name() if on_gpu else f"CPU, threads: {torch.get_num_threads()}"
+
+
+def _name(budget: int) -> str:
+    return f"Veca, {budget} cores"
+
+
+def _floats(numbers: list[int]) -> list[float]:
+    return [float(number) for number in numbers]
+
+
+def _seconds(timings: dict[str, Timing]) -> dict[str, dict[str, float]]:
+    return {name: {"median": timing.median, "spread": timing.spread} for name, timing in timings.items()}
+
+
+def _curves(values: dict[int, dict[str, float]], unit: float) -> list[Curve]:
+    names = next(iter(values.values()))
+    return [
+        Curve(
+            name,
+            _floats(list(values)),
+            [found[name] / unit for found in values.values()],
+            dashed=name == PEER,
+        )
+        for name in names
+    ]
+
+
+def _timed(timings: dict[int, dict[str, Timing]], *, shared: bool = False) -> list[Curve]:
+    """Milliseconds, of a batch or (`shared`) of each image of it, with the spread as error bars."""
+    medians = {
+        at: {n: t.median / (at if shared else 1) for n, t in found.items()} for at, found in timings.items()
+    }
+    curves = _curves(medians, 1e-3)
+    spreads = [[found[curve.name].spread for found in timings.values()] for curve in curves]
+    return [
+        curve._replace(error=[y * share for y, share in zip(curve.y, spread, strict=True)])
+        for curve, spread in zip(curves, spreads, strict=True)
+    ]
+
+
+def _parent(out: Path) -> Path:
+    out.parent.mkdir(parents=True, exist_ok=True)
+    return out.parent

@@ -1,0 +1,235 @@
+"""Figures on paper: rows of tiles, and panels of curves. The only file that draws with matplotlib.
+
+Figures are objects of their own (no pyplot, no global state); PNG and SVG follow from the file's name. A
+file appears whole or not at all, and the same figure gives the same bytes.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from veca.extras import require_extra
+from veca.files import atomic_path
+from veca.report.chart import COLOURS
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+SUFFIXES = (".png", ".svg")
+RAMP = "viridis"  # even in lightness, and told apart with any colour vision
+PATH_RAMP = "viridis_r"  # the last layer dark on a faded picture
+TILE = 1.5  # inches
+_DOTS_PER_INCH = 200
+
+
+class Tile(NamedTuple):
+    """A picture (rows, cols, 3), or values (rows, cols) that the scale of their row colours."""
+
+    pixels: NDArray[Any]
+    marks: NDArray[np.float32] | None = None  # (K, 2): x and y as shares of the tile
+
+
+class Row(NamedTuple):
+    """Tiles beside a label; with values among them, `scale` names what they are."""
+
+    label: str
+    tiles: list[Tile | None]  # None stays empty
+    scale: str = ""
+
+
+class Curve(NamedTuple):
+    """A line with error bars; a dashed one is what others are measured against."""
+
+    name: str
+    x: list[float]
+    y: list[float]
+    error: list[float] | None = None
+    colour: str | None = None  # by default the next of the palette
+    dashed: bool = False
+    marker: str = "o"
+
+
+class Panel(NamedTuple):
+    """Curves over common axes."""
+
+    title: str
+    curves: list[Curve]
+    x_label: str
+    y_label: str
+    log: str = ""  # "x", "y" or "xy"
+    x_ticks: list[float] | None = None
+
+
+def check_out(out: Path) -> None:
+    """Refuse a name no picture can have, before any work."""
+    require_extra("figures", "matplotlib")
+    if out.suffix.lower() not in SUFFIXES or out.is_dir():
+        raise ValueError(
+            f"out must be a file that ends in .png or .svg; got {out}. Try {out.with_suffix('.png')}."
+        )
+
+
+def save(figure: "Figure", out: Path) -> None:
+    """Write a figure as its suffix says, and say where it is."""
+    from matplotlib import rc_context
+
+    kind = out.suffix.lower().removeprefix(".")
+    metadata = {"Date": None} if kind == "svg" else None
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_path(out) as path, rc_context({"svg.hashsalt": "veca"}):
+        figure.savefig(path, format=kind, dpi=_DOTS_PER_INCH, metadata=metadata)
+    print(out)
+
+
+def draw_sheet(rows: list[Row], *, title: str, columns: list[str], note: str = "") -> "Figure":
+    """Tiles in rows and columns, with titles above the first row and a colour bar beside each scale."""
+    from matplotlib.figure import Figure
+
+    left, right, top, bottom = 0.55, 0.75, 0.62, 0.35 if note else 0.1
+    width, height = left + right + TILE * len(columns), top + bottom + TILE * len(rows)
+    figure = Figure(figsize=(width, height))
+    edges = {
+        "left": left / width,
+        "right": 1 - right / width,
+        "top": 1 - top / height,
+        "bottom": bottom / height,
+    }
+    axes = figure.subplots(
+        len(rows), len(columns), squeeze=False, gridspec_kw={**edges, "wspace": 0.05, "hspace": 0.05}
+    )
+    figure.suptitle(title, x=left / width, y=1 - 0.12 / height, ha="left", va="top", fontsize=11)
+    figure.text(left / width, 0.1 / height, note, fontsize=7.5, color="0.35")
+    for row, cells in zip(rows, axes, strict=True):
+        _draw_row(figure, row, list(cells))
+    for name, cell in zip(columns, axes[0], strict=True):
+        cell.set_title(name, fontsize=8.5, pad=3)
+    return figure
+
+
+def draw_panels(panels: list[Panel], *, title: str, columns: int, note: str = "") -> "Figure":
+    """Curves in panels; one legend below where all panels have the same curves, else one in each."""
+    from matplotlib.figure import Figure
+
+    number = -(-len(panels) // columns)
+    figure = Figure(figsize=(3.6 * columns, 2.9 * number + 0.5), layout="constrained")
+    figure.suptitle(title, fontsize=12)
+    axes = figure.subplots(number, columns, squeeze=False).ravel()
+    names = [{curve.name for curve in panel.curves if curve.name} for panel in panels]
+    fullest = max(range(len(panels)), key=lambda place: len(names[place]))
+    alike = all(found <= names[fullest] for found in names)
+    for axis, panel in zip(axes, panels, strict=False):
+        _draw_panel(axis, panel, legend=not alike)
+    if alike:
+        handles, labels = axes[fullest].get_legend_handles_labels()
+        style = {"fontsize": 7.5, "title_fontsize": 7.5, "frameon": False}
+        figure.legend(handles, labels, title=note, loc="outside lower center", ncols=8, **style)
+    for axis in axes[len(panels) :]:
+        axis.set_visible(False)
+    return figure
+
+
+def draw_paths(
+    axis: "Axes", picture: NDArray[np.uint8], paths: NDArray[np.float32], *, numbered: bool
+) -> None:
+    """Paths (C, L, 2) in pixels over a faded picture: a dot per layer, light to dark, core 0 in a ring."""
+    axis.imshow(255 - (255 - picture.mean(-1)) * 0.45, cmap="gray", vmin=0, vmax=255)
+    axis.set(xticks=[], yticks=[])
+    layers = np.tile(np.arange(paths.shape[1]), (len(paths), 1))
+    axis.plot(*paths.transpose(2, 1, 0), color="0.25", linewidth=0.6, zorder=2)
+    axis.scatter(paths[..., 0], paths[..., 1], c=layers, cmap=PATH_RAMP, s=9, linewidths=0, zorder=3)
+    axis.scatter(
+        paths[:1, -1, 0],
+        paths[:1, -1, 1],
+        s=60,
+        facecolors="none",
+        edgecolors=COLOURS[1],
+        linewidths=1.5,
+        zorder=4,
+    )
+    for core, (x, y) in enumerate(paths[:, -1] if numbered else ()):
+        axis.annotate(str(core), (x, y), xytext=(3, 3), textcoords="offset points", fontsize=6)
+
+
+def add_bar(figure: "Figure", axis: "Axes", *, low: float, high: float, label: str, ramp: str = RAMP) -> None:
+    """A colour bar beside an axis, outside of it."""
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import Normalize
+    from matplotlib.ticker import MaxNLocator
+
+    box = axis.get_position()
+    place = (
+        box.x1 + 0.12 / figure.get_figwidth(),
+        box.y0 + 0.1 * box.height,
+        0.08 / figure.get_figwidth(),
+        0.8 * box.height,
+    )
+    bar = figure.colorbar(ScalarMappable(Normalize(low, high), ramp), cax=figure.add_axes(place))
+    if isinstance(low, int):  # whole numbers, as layers
+        bar.ax.yaxis.set_major_locator(MaxNLocator(integer=True))
+    bar.ax.tick_params(labelsize=6, length=2)
+    bar.set_label(label, fontsize=7)
+
+
+def ramp_colours(count: int) -> list[str]:
+    """Colours for ordered things, dark to light, without the palest."""
+    from matplotlib import colormaps
+    from matplotlib.colors import to_hex
+
+    return [to_hex(colormaps[RAMP](place)) for place in np.linspace(0, 0.85, count)]
+
+
+def _draw_row(figure: "Figure", row: Row, axes: "list[Axes]") -> None:
+    values = [tile.pixels for tile in row.tiles if tile is not None and tile.pixels.ndim == 2]
+    # The outermost hundredth shall not take the contrast from the rest.
+    low, high = np.quantile(np.concatenate([v.ravel() for v in values]), (0.01, 0.99)) if values else (0, 1)
+    for tile, axis in zip(row.tiles, axes, strict=True):
+        axis.set(xticks=[], yticks=[])
+        for spine in axis.spines.values():
+            spine.set_visible(False)
+        if tile is not None:
+            _draw_tile(axis, tile, low, max(high, low + 1e-9))
+    axes[0].set_ylabel(row.label, fontsize=8.5)
+    if values:
+        add_bar(figure, axes[-1], low=low, high=max(high, low + 1e-9), label=row.scale)
+
+
+def _draw_tile(axis: "Axes", tile: Tile, low: float, high: float) -> None:
+    extent = (0.0, 1.0, 1.0, 0.0)
+    axis.imshow(tile.pixels, cmap=RAMP, vmin=low, vmax=high, extent=extent, interpolation="nearest")
+    if tile.marks is not None:
+        x, y = tile.marks.T
+        axis.scatter(x, y, marker="+", s=60, c="black", linewidths=2.6)
+        axis.scatter(x, y, marker="+", s=50, c="white", linewidths=1.3)
+        axis.set(xlim=(0, 1), ylim=(1, 0))
+
+
+def _draw_panel(axis: "Axes", panel: Panel, *, legend: bool) -> None:
+    for place, curve in enumerate(panel.curves):
+        axis.errorbar(
+            curve.x,
+            curve.y,
+            yerr=curve.error,
+            color=curve.colour or COLOURS[place % len(COLOURS)],
+            linestyle="--" if curve.dashed else "-",
+            marker=curve.marker,
+            label=curve.name or None,
+            markersize=3,
+            linewidth=1.4,
+            capsize=2,
+        )
+    axis.set_title(panel.title, fontsize=10)
+    axis.set_xlabel(panel.x_label, fontsize=8)
+    axis.set_ylabel(panel.y_label, fontsize=8)
+    axis.tick_params(labelsize=7)
+    axis.grid(color="0.9", linewidth=0.6)
+    axis.spines[["top", "right"]].set_visible(False)
+    for side in panel.log:
+        getattr(axis, f"set_{side}scale")("log", base=2 if side == "x" else 10)
+    if panel.x_ticks is not None:
+        axis.set_xticks(panel.x_ticks, [f"{tick:g}" for tick in panel.x_ticks])
+        axis.minorticks_off()
+    if legend:
+        axis.legend(fontsize=6.5, frameon=False, loc="lower right")  # "best" takes seconds
