@@ -1,9 +1,11 @@
 # Each target carries its own help line after "##".
 PYTHON ?= python3
 PIP_ARGS ?=
+JOBS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+DEMO_PROBE := --model demo/run/multires/checkpoints/last.ckpt --budgets 8,32,64 --resolutions 64
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-slurm lint format shards bench bench-check torture
@@ -18,8 +20,8 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet $(PIP_ARGS) --constraint constraints.txt --editable ".[dev]"
 	touch $@
 
-test: $(READY) ## run all tests
-	$(BIN)/python -m pytest -m "not torture"
+test: $(READY) ## run all tests, in JOBS=2 processes
+	$(BIN)/python -m pytest -m "not torture" --numprocesses $(JOBS)
 
 test-slurm: $(READY) ## the tests that need a SLURM; `.ci/slurm make test-slurm` starts one here (root, Debian)
 	$(BIN)/python -m pytest -m "slurm and not torture"
@@ -37,13 +39,17 @@ shards: $(READY) ## images or archives to shards: SOURCE=… OUT=… [ARGS="--ma
 	@test -n "$(SOURCE)" && test -n "$(OUT)" || { echo 'usage: make shards SOURCE=images OUT=data/images [ARGS="…"]'; exit 2; }
 	$(BIN)/veca-data shards "$(SOURCE)" --out "$(OUT)" $(ARGS)
 
-demo: $(READY) ## sample images, shards, two-stage distillation on the CPU, a probe, a report (minutes)
+demo: $(READY) ## sample images, shards, cached targets, two stages on the CPU, probes, a report (minutes)
 	$(BIN)/veca-data sample --out demo/sample --count 1000 --size 128
 	$(BIN)/veca-data shards demo/sample/images --out demo/shards
+	$(BIN)/veca-data cache demo/shards --teacher veca.teacher.EfficientNetTeacher --resolutions 64,96 \
+	  --views 2 --dtype int8
 	$(BIN)/veca fit --config recipes/demo.yaml
 	$(BIN)/veca fit --config recipes/demo_multires.yaml
-	$(BIN)/veca probe knn --model demo/run/multires/checkpoints/last.ckpt --data demo/sample/images \
-	  --budgets 8,32,64 --resolutions 64 --out demo/run/knn.json
+	$(BIN)/veca probe knn $(DEMO_PROBE) --data demo/sample/images --seeds 3 --out demo/run/knn.json
+	$(BIN)/veca probe linear $(DEMO_PROBE) --data demo/sample/images --seeds 1 --out demo/run/linear.json
+	$(BIN)/veca probe segment $(DEMO_PROBE) --data demo/sample --seeds 0 --epochs 3 --out demo/run/segment.json
+	$(BIN)/veca probe depth $(DEMO_PROBE) --data demo/sample --seeds 0 --epochs 3 --out demo/run/depth.json
 	$(BIN)/veca report demo/run
 
 bench: $(READY) ## all benchmarks as one table and bench.json, every number a ratio taken in one run

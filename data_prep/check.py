@@ -2,7 +2,8 @@
 
 Per shard: the file and its size, its checksum, its members (names, order, adjacency, allowed suffixes),
 its offsets, the metadata of each sample and, with `decode`, the picture itself. Over all shards: keys
-that come twice, and tars that the index does not list. Serves shards of images and of cached targets.
+that come twice, and tars that the index does not list. Serves shards of images and of cached targets; what
+only a cache has is looked at in cache_check.py.
 """
 
 import hashlib
@@ -10,7 +11,7 @@ import json
 import os
 import re
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -18,7 +19,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from data_prep.cache_check import cache_problems, order_problems, sample_problems
 from data_prep.pool import advance, num_workers, run_tasks
+from veca.data.cached import CacheSpec, is_cache, open_cache
 from veca.data.decode import BadImage, decode
 from veca.data.index import SPLITS, ShardInfo, load_index, load_offsets, offsets_name
 
@@ -66,8 +69,13 @@ def check(
         problems.append("index.json: lists a shard twice")
     on_disk = {path.name for split in SPLITS for path in folder.glob(f"{split}-*.tar")}
     problems += [f"{name}: not listed in index.json" for name in sorted(on_disk - listed)]
+    spec = None
+    if is_cache(index):
+        cache = open_cache(folder)
+        spec = cache.spec
+        problems += cache_problems(cache)
     results = run_tasks(
-        partial(check_shard, folder, decode_images),
+        partial(check_shard, folder, decode_images, spec),
         shards,
         workers=min(num_workers(workers), max(1, len(shards))),
         total_bytes=sum(shard.bytes for shard in shards),
@@ -79,8 +87,10 @@ def check(
     return problems + list(_keys_in_two_shards(folder, findings))
 
 
-def check_shard(folder: Path, decode_images: bool, shard: ShardInfo) -> Finding:
-    """Look at one tar."""
+def check_shard(folder: Path, decode_images: bool, spec: CacheSpec | None, shard: ShardInfo) -> Finding:
+    """Look at one tar, of a cache if there is a `spec`."""
+    layout = spec.layout(shard.name.partition("-")[0]) if spec else None
+    allowed = ("json", *layout.members) if layout else ALLOWED
     path = folder / shard.name
     problems: list[str] = []
     if not path.is_file():
@@ -93,16 +103,22 @@ def check_shard(folder: Path, decode_images: bool, shard: ShardInfo) -> Finding:
     keys: list[str] = []
     stop = 0
     try:
-        for sample in _samples(path, problems):
+        for sample in _samples(path, problems, allowed):
             starts.append(sample[0].start)
             stop = sample[-1].stop
             keys.append(sample[0].key)
-            problems += _sample_problems(sample, decode_images)
+            if spec and layout:
+                members = {member.suffix: member.data for member in sample}
+                problems += (f"{sample[0].key}: {line}" for line in sample_problems(spec, layout, members))
+            else:
+                problems += _sample_problems(sample, decode_images)
     except tarfile.TarError as error:
         problems.append(f"damaged tar after {len(keys):,} samples: {error}")
     if len(keys) != shard.samples:
         problems.append(f"holds {len(keys):,} samples; the index says {shard.samples:,}")
     problems += _offset_problems(folder / offsets_name(shard.name), [*starts, stop])
+    if spec:
+        problems += order_problems(folder, shard.name, keys)
     return Finding(shard.name, problems, _hashes(keys))
 
 
@@ -115,11 +131,11 @@ def _sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _samples(path: Path, problems: list[str]) -> Iterator[list[Member]]:
+def _samples(path: Path, problems: list[str], allowed: Sequence[str]) -> Iterator[list[Member]]:
     """Neighbouring members with one key; names what is out of place."""
     seen: set[str] = set()
     sample: list[Member] = []
-    for member in _members(path, problems):
+    for member in _members(path, problems, allowed):
         if sample and member.key != sample[0].key:
             yield sample
             sample = []
@@ -131,7 +147,7 @@ def _samples(path: Path, problems: list[str]) -> Iterator[list[Member]]:
         yield sample
 
 
-def _members(path: Path, problems: list[str]) -> Iterator[Member]:
+def _members(path: Path, problems: list[str], allowed: Sequence[str]) -> Iterator[Member]:
     with tarfile.open(path, "r:") as tar:
         while (info := tar.next()) is not None:
             tar.members.clear()  # type: ignore[attr-defined]  # it keeps every header; typeshed leaves it out
@@ -141,10 +157,10 @@ def _members(path: Path, problems: list[str]) -> Iterator[Member]:
                 problems.append(f"{info.name}: not an ordinary file")
             elif not _KEY.fullmatch(key):
                 problems.append(f"{info.name}: a key has letters, digits, _ and - only")
-            elif "." in suffix:
+            elif "." in suffix and allowed is ALLOWED:
                 problems.append(f"{info.name}: dot in the key, which readers split at the first dot")
-            elif suffix not in ALLOWED:
-                problems.append(f"{info.name}: forbidden member; allowed are {', '.join(ALLOWED)}")
+            elif suffix not in allowed:
+                problems.append(f"{info.name}: forbidden member; allowed are {', '.join(allowed)}")
             data = file.read() if file else b""
             stop = info.offset_data + info.size + -info.size % tarfile.BLOCKSIZE
             yield Member(key, suffix, info.offset, stop, data)
@@ -215,7 +231,7 @@ def _keys_in_two_shards(folder: Path, findings: list[Finding]) -> Iterator[str]:
     for i in np.flatnonzero(keys[order][1:] == keys[order][:-1])[:_SHOWN]:
         first, second = (findings[owners[j]].shard for j in order[i : i + 2])
         # Only hashes were kept; the name is worth a second look at one shard.
-        names = (member.key for member in _members(folder / second, []))
+        names = (member.key for member in _members(folder / second, [], ALLOWED))
         wanted = keys[order[i]]
         name = next(name for name in names if _hashes([name])[0] == wanted)
         yield f"{second}: key {name} also lies in {first}"

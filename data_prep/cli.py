@@ -35,6 +35,25 @@ examples:
   veca-data merge shards                                     when all 16 are done"""
 
 
+_CACHE_HELP = """\
+Run a teacher once over shards, and keep its targets beside them, in SHARDS/targets-FINGERPRINT.
+
+Training then reads them instead of running the teacher (--model.teacher veca.teacher.CachedTargets). Targets
+belong to views: each training image is seen in --views random crops, flips and operations per resolution,
+recorded and replayed exactly; val and test images in their centre. More views augment better and take more
+room: `veca-data estimate` tells how much.
+
+Stop it at any time: the same command keeps the finished shards and makes the rest, with the same bytes."""
+
+_CACHE_EXAMPLES = """\
+examples:
+  veca-data cache shards --config recipes/pretrain_base.yaml --views 4
+  veca-data cache shards --teacher veca.teacher.EfficientNetTeacher --resolutions 128 --dtype int8
+  veca-data cache shards --config recipes/pretrain_base.yaml \\
+      --teacher '{class_path: veca.teacher.TransformersTeacher, init_args: {name_or_path: models/vitb16}}'
+  srun veca-data cache shards --config … --num-nodes 4      under SLURM, see recipes/slurm/cache.sbatch"""
+
+
 class _Parser(argparse.ArgumentParser):
     """Errors in one line, always under the command's own name."""
 
@@ -74,6 +93,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_shards(_verb(verbs, "shards", _SHARDS_HELP, _SHARDS_EXAMPLES))
     _add_merge(_verb(verbs, "merge", "Write the index of shards that several machines made with --part."))
     _add_check(_verb(verbs, "check", "Compare index.json with the tars, and name every problem."))
+    _add_cache(_verb(verbs, "cache", _CACHE_HELP, _CACHE_EXAMPLES))
     _add_estimate(_verb(verbs, "estimate", f"Tell bytes and hours before anything is written.\n\n{_SOURCES}"))
     return parser
 
@@ -143,6 +163,37 @@ def _add_check(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=_check)
 
 
+def _add_cache(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("shards", type=Path, metavar="SHARDS", help="folder with index.json")
+    parser.add_argument(
+        "--config", type=Path, metavar="RECIPE", help="take teacher, resolutions and precision of this recipe"
+    )
+    parser.add_argument(
+        "--teacher", metavar="CLASS", help="a class path or, as in a recipe, {class_path: …, init_args: {…}}"
+    )
+    parser.add_argument("--resolutions", type=_numbers, metavar="R,R,…", help="in pixels (default: 256)")
+    _add_storage(parser)
+    parser.add_argument("--seed", type=int, default=42, help="of the views (default: %(default)s)")
+    parser.add_argument(
+        "--batch-size", type=int, help="views the teacher takes at once (default: 64, on a CPU 16)"
+    )
+    parser.add_argument("--precision", help="Lightning's, e.g. bf16-mixed (default: 32-true)")
+    parser.add_argument("--accelerator", default="auto", help="cpu, gpu, … (default: %(default)s)")
+    parser.add_argument("--devices", default="auto", help="how many per machine (default: %(default)s)")
+    parser.add_argument("--num-nodes", type=int, default=1, help="machines (default: %(default)s)")
+    _add_workers(parser)
+    parser.set_defaults(run=_cache)
+
+
+def _add_storage(parser: "argparse.ArgumentParser | argparse._ArgumentGroup") -> None:
+    parser.add_argument(
+        "--views", type=int, default=4, help="views per training image (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--dtype", choices=("fp16", "bf16", "int8"), default="fp16", help="(default: %(default)s)"
+    )
+
+
 def _add_estimate(parser: argparse.ArgumentParser) -> None:
     _add_source(parser)
     _add_encoding(parser)
@@ -155,10 +206,7 @@ def _add_estimate(parser: argparse.ArgumentParser) -> None:
     cache.add_argument(
         "--resolutions", type=_numbers, default=[256], metavar="R,R,…", help="in pixels (default: 256)"
     )
-    cache.add_argument("--views", type=int, default=1, help="views per image (default: %(default)s)")
-    cache.add_argument(
-        "--dtype", choices=("fp16", "bf16", "int8"), default="fp16", help="(default: %(default)s)"
-    )
+    _add_storage(cache)
     parser.set_defaults(run=_estimate)
 
 
@@ -237,6 +285,13 @@ def _check(folder: Path, **values: Any) -> int:
         print(problem)
     print(f"{folder}: {f'{len(problems):,} problems' if problems else 'sound'}")
     return 1 if problems else 0
+
+
+def _cache(**values: Any) -> int:
+    from data_prep.cache import cache
+
+    print(cache(**values), end="")
+    return 0
 
 
 def _estimate(**values: Any) -> int:

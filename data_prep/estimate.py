@@ -1,8 +1,9 @@
 """What shards and cached targets will take, in bytes and hours, before anything is written.
 
 A few images of the source are read and packed as `shards` would, and timed. A cache holds, per image
-and view, the CLS token and (resolution / 16)² patches of the teacher's width: exact arithmetic. Its time
-is that of the teacher's blocks, measured here with random weights.
+and view, the CLS token and (resolution / 16)² patches of the teacher's width, in the layout of a cache:
+exact arithmetic but for the digits of the recorded views. Its time is that of the teacher's blocks, measured
+here with random weights.
 """
 
 import hashlib
@@ -19,12 +20,11 @@ from data_prep.listing import ranks
 from data_prep.pool import num_workers
 from data_prep.sources import Source, open_source, read_entry
 from data_prep.tars import stream_tar
+from veca.data.cached import PATCH_SIZE, Layout, spec_problems
 from veca.data.decode import BadImage
 
-PATCH_SIZE = 16
-DTYPES = ("fp16", "bf16", "int8")
-
 _TAR_OVERHEAD = 2048  # two headers, one block of metadata, padding
+_VIEW_BYTES, _ABOUT_BYTES = 123, 42  # of a cached sample's JSON: for each view, and beside them
 _STREAMS_SAMPLED = 3
 
 
@@ -74,7 +74,7 @@ def estimate(
     samples: int = 64,
     teacher: str | None = None,
     resolutions: Sequence[int] = (256,),
-    views: int = 1,
+    views: int = 4,
     dtype: str = "fp16",
 ) -> str:
     """Both estimates as a text; that of a cache where a teacher is named."""
@@ -132,16 +132,14 @@ def estimate_shards(
 
 
 def cache_bytes(*, teacher: str, resolutions: Sequence[int], views: int, dtype: str) -> int:
-    """Bytes of one image's cached targets."""
+    """Bytes of one training image's cached targets, tar headers and recorded views included."""
     if teacher not in TEACHERS:
         raise ValueError(f"teacher must be one of {', '.join(TEACHERS)}; got {teacher!r}.")
-    if dtype not in DTYPES:
-        raise ValueError(f"dtype must be one of {', '.join(DTYPES)}; got {dtype!r}.")
-    if views < 1:
-        raise ValueError(f"views must be at least 1; got {views}.")
-    width = TEACHERS[teacher].width
-    per_token = width + 2 if dtype == "int8" else 2 * width  # int8 carries an fp16 scale per token
-    return sum(views * _num_tokens(resolution) * per_token for resolution in resolutions)
+    problems = list(spec_problems(resolutions=resolutions, views=views, dtype=dtype))
+    if problems:
+        raise ValueError("\n".join(problems))
+    layout = Layout(TEACHERS[teacher].width, dtype, tuple(resolutions), views)
+    return layout.sample_bytes(json_bytes=_VIEW_BYTES * views * len(resolutions) + _ABOUT_BYTES)
 
 
 def estimate_cache(
@@ -158,13 +156,6 @@ def _duration(hours: float) -> str:
     units = ((1.0, "hours"), (60.0, "minutes"), (3600.0, "seconds"))
     factor, unit = next(((f, u) for f, u in units if hours * f >= 1), units[-1])
     return f"{hours * factor:.1f} {unit}"
-
-
-def _num_tokens(resolution: int) -> int:
-    if resolution < PATCH_SIZE or resolution % PATCH_SIZE:
-        near = max(1, round(resolution / PATCH_SIZE)) * PATCH_SIZE
-        raise ValueError(f"resolution must be a multiple of {PATCH_SIZE}; got {resolution}. Try {near}.")
-    return 1 + (resolution // PATCH_SIZE) ** 2
 
 
 def _some_images(source: Source, count: int) -> Iterator[bytes]:
@@ -192,7 +183,9 @@ def _teacher_seconds(teacher: Teacher, resolution: int) -> tuple[float, str]:
         teacher.width, teacher.num_heads, teacher.hidden, batch_first=True, norm_first=True
     )
     block = block.to(device, dtype).eval()
-    tokens = torch.randn(batch, _num_tokens(resolution), teacher.width, device=device, dtype=dtype)
+    tokens = torch.randn(
+        batch, 1 + (resolution // PATCH_SIZE) ** 2, teacher.width, device=device, dtype=dtype
+    )
     with torch.inference_mode():
         block(tokens)
         start = time.perf_counter()

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from veca.budgets import BudgetSchedule, StepPlan, share_by
 from veca.checkpoint import SIZE_KEY, load_model
+from veca.data.cached_arrays import open_targets
 from veca.data.datamodule import ShardDataModule
 from veca.data.pixels import normalise
 from veca.grid import ConstantBaseline, GridMean
@@ -28,7 +29,7 @@ from veca.model import Veca, create_model
 from veca.model.sizes import resolve_size
 from veca.optim.settings import Optimization
 from veca.student import NUM_GLOBAL, TransformersStudent
-from veca.teacher import Teacher
+from veca.teacher import CachedTargets, Teacher
 from veca.types import Batch, Features, Targets
 
 log = logging.getLogger(__name__)
@@ -125,7 +126,9 @@ class Distill(LightningModule):
                 budget=self.schedule.budget, resolution=data.resolutions.resolution, share=share
             )
             data.resolution_of_step = self.plan.resolution
-        if self.teacher.micro_batch is None:
+        if isinstance(self.teacher, CachedTargets):
+            data.replay(self.teacher.cache, stage)
+        elif self.teacher.micro_batch is None:
             self.teacher.micro_batch = data.resolutions.teacher_micro_batches
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
@@ -201,7 +204,7 @@ class Distill(LightningModule):
 
     def _targets(self, batch: Batch) -> Targets:
         if batch.targets is not None:
-            return batch.targets
+            return open_targets(batch.targets)
         targets: Targets = self.teacher(batch.images)
         return targets
 

@@ -10,9 +10,10 @@ import torch
 from tests.data.conftest import MakeShards
 from tests.data.shards import sample_members, tiny_jpeg
 from veca.data.augment import View, centre_view, draw_view, render, sample_generator
-from veca.data.batches import BatchDataset, CentreViews, FreshViews, Request, TargetArrays, ViewSource
+from veca.data.batches import BatchDataset, CentreViews, FreshViews, Request, ViewSource
 from veca.data.reader import Sample, ShardReader
 from veca.data.sources import open_sources
+from veca.types import Targets
 
 
 def dataset(folder: Path, views: ViewSource, *, replace_bad: bool = True) -> BatchDataset:
@@ -99,9 +100,9 @@ def test_a_batch_without_one_good_sample(make_shards: MakeShards) -> None:
 class StoredViews:
     """A cache in miniature: the centre, with targets that name the sample."""
 
-    def choose(self, sample: Sample, *, visit: int, resolution: int) -> tuple[View, TargetArrays | None]:
-        targets = TargetArrays(
-            np.full(3, sample.number, np.float16), np.full((4, 3), visit + len(sample.members), np.float16)
+    def choose(self, sample: Sample, *, visit: int, resolution: int) -> tuple[View, Targets | None]:
+        targets = Targets(
+            torch.full((3,), sample.number).half(), torch.full((4, 3), visit + len(sample.members)).half()
         )
         return centre_view(size=(48, 40), resolution=resolution), targets
 

@@ -4,8 +4,7 @@ A `Request` names the samples and the resolution of one batch of one rank; the d
 crops them. It holds no order, rank or epoch of its own, so any worker can build any batch, of any
 resolution, and the number of workers changes nothing but speed.
 
-`ViewSource` is the seam for stored views: fresh crops now, cached views with their targets through the same
-path.
+`ViewSource` is the seam between views: fresh crops here, stored ones with their targets in `cached_views.py`.
 """
 
 from collections.abc import Sequence
@@ -45,17 +44,13 @@ class BuiltBatch(NamedTuple):
     skipped: list[Skipped]
 
 
-class TargetArrays(NamedTuple):
-    """The teacher's targets of one sample."""
-
-    cls: NDArray[np.generic]  # (D,)
-    patches: NDArray[np.generic]  # (N, D)
-
-
 class ViewSource(Protocol):
-    """Chooses the view of a sample, and gives the targets stored for exactly this view, if any."""
+    """Chooses the view of a sample, and gives the targets stored for exactly this view, if any.
 
-    def choose(self, sample: Sample, *, visit: int, resolution: int) -> tuple[View, TargetArrays | None]:
+    Targets of one sample are cls (D,) and patches (N, D).
+    """
+
+    def choose(self, sample: Sample, *, visit: int, resolution: int) -> tuple[View, Targets | None]:
         """`visit` counts the appearances of the sample in training: 0, 1, …"""
         ...
 
@@ -66,7 +61,7 @@ class FreshViews:
     def __init__(self, seed: int) -> None:
         self.seed = seed
 
-    def choose(self, sample: Sample, *, visit: int, resolution: int) -> tuple[View, TargetArrays | None]:
+    def choose(self, sample: Sample, *, visit: int, resolution: int) -> tuple[View, Targets | None]:
         generator = sample_generator(self.seed, visit, sample.key)
         return draw_view(generator, size=image_size(sample.image), resolution=resolution), None
 
@@ -74,7 +69,7 @@ class FreshViews:
 class CentreViews:
     """Evaluation: the centre crop."""
 
-    def choose(self, sample: Sample, *, visit: int, resolution: int) -> tuple[View, TargetArrays | None]:
+    def choose(self, sample: Sample, *, visit: int, resolution: int) -> tuple[View, Targets | None]:
         return centre_view(size=image_size(sample.image), resolution=resolution), None
 
 
@@ -120,7 +115,7 @@ class BatchDataset(torch.utils.data.Dataset[BuiltBatch]):
 class _Row(NamedTuple):
     key: str
     pixels: NDArray[np.uint8]  # (3, R, R)
-    targets: TargetArrays | None
+    targets: Targets | None
 
 
 def _filled(rows: Sequence[_Row | Skipped]) -> list[_Row]:
@@ -144,7 +139,7 @@ def _stacked(rows: Sequence[_Row], *, resolution: int) -> Batch:
     targets = None
     if stored:
         targets = Targets(
-            cls=torch.from_numpy(np.stack([target.cls for target in stored])),
-            patches=torch.from_numpy(np.stack([target.patches for target in stored])),
+            cls=torch.stack([target.cls for target in stored]),
+            patches=torch.stack([target.patches for target in stored]),
         )
     return Batch(images, [row.key for row in rows], targets)

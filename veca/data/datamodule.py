@@ -24,6 +24,8 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
 
 from veca.data.batches import BatchDataset, CentreViews, FreshViews, ViewSource
+from veca.data.cached import Cache
+from veca.data.cached_views import CachedViews, check_replay
 from veca.data.loader import EvalLoader, Progress, SkipTally, TrainLoader, WorkerOptions
 from veca.data.order import EpochOrder
 from veca.data.reader import ShardReader
@@ -89,6 +91,7 @@ class ShardDataModule(LightningDataModule):
         #: What the training loader asks for a step's resolution; replace it to decide elsewhere.
         self.resolution_of_step: Callable[[int], int] = resolutions.resolution
         self._opened: list[Source] = []
+        self._stored: Cache | None = None
         self._position = Position()
         self._train_loader: TrainLoader | None = None
         self._tallies: dict[str, SkipTally] = {}
@@ -102,6 +105,17 @@ class ShardDataModule(LightningDataModule):
         progress = self._progress()
         if stage == "fit" and progress is not None and progress.batches == 0:
             self._begin_at(Position())  # a Trainer that has not trained yet
+
+    def replay(self, cache: Cache, stage: str) -> None:
+        """Take views and targets from a cache from now on; to be called after `setup(stage)`.
+
+        A cache of other images, or without the resolutions of the run, is refused.
+        """
+        if len(self._opened) > 1:
+            raise ValueError(f"sources = {self.sources}: cached targets serve one source; train from one.")
+        images = {split: self._shards(split) for split in self._splits(stage)}
+        check_replay(cache, images, resolutions=self.resolutions.resolutions)
+        self._stored = cache
 
     def train_dataloader(self) -> TrainLoader:
         trainer = self.trainer
@@ -152,7 +166,7 @@ class ShardDataModule(LightningDataModule):
     def eval_loaders(self, split: str, *, ranks: Ranks = ALONE) -> list[EvalLoader]:
         """Centre crops of a split in index order, one loader per resolution."""
         samples = [shard.info.samples for shard in self._shards(split)]
-        dataset = self._dataset(split, CentreViews(), replace_bad=False)
+        dataset = self._dataset(split, self.eval_views(split), replace_bad=False)
         return [
             EvalLoader(
                 eval_requests(
@@ -170,8 +184,12 @@ class ShardDataModule(LightningDataModule):
         ]
 
     def train_views(self) -> ViewSource:
-        """Which view of a training sample is used; override it to train on stored views and their targets."""
-        return FreshViews(self.seed)
+        """Which view of a training sample is used."""
+        return FreshViews(self.seed) if self._stored is None else self._stored_views(self._stored, "train")
+
+    def eval_views(self, split: str) -> ViewSource:
+        """The centre; a cache has it with its targets."""
+        return CentreViews() if self._stored is None else self._stored_views(self._stored, split)
 
     def metrics(self) -> dict[str, float]:
         """Skipped samples of this rank so far, in all and by reason, to be logged."""
@@ -189,9 +207,9 @@ class ShardDataModule(LightningDataModule):
             return  # evaluating a checkpoint on other data is fine
         saved, current = state_dict["data"], self._identity()
         changed = [
-            f"{key}: {saved.get(key)!r} then, {current[key]!r} now"
-            for key in current
-            if saved.get(key) != current[key]
+            f"{key}: {saved.get(key)!r} then, {current.get(key)!r} now"
+            for key in {**saved, **current}
+            if saved.get(key) != current.get(key)
         ]
         if changed:
             raise ValueError(
@@ -205,6 +223,9 @@ class ShardDataModule(LightningDataModule):
         if stage == "fit":
             self._begin_at(self._current_position())
 
+    def on_exception(self, exception: BaseException) -> None:
+        self._begin_at(self._current_position())  # ends the workers: nothing waits for them at exit
+
     def _current_position(self) -> Position:
         return self._position if self._train_loader is None else self._train_loader.position
 
@@ -216,12 +237,18 @@ class ShardDataModule(LightningDataModule):
             self._train_loader = None
 
     def _identity(self) -> dict[str, Any]:
-        """What the order depends on. Not where the data lies, and not how it is shared out."""
-        return {
+        """What order and targets depend on. Not where the data lies, and not how it is shared out."""
+        found: dict[str, Any] = {
             "seed": self.seed,
             "window_shards": self.window_shards,
             "fingerprint": fingerprint(self._opened, "train"),
         }
+        if self._stored is not None:
+            spec = self._stored.spec
+            # Not its resolutions: a cache that has more of them holds the same targets.
+            for part in ("teacher", "weights", "views", "dtype", "seed", "precision"):
+                found[f"targets.{part}"] = getattr(spec, part)
+        return found
 
     def _splits(self, stage: str) -> list[str]:
         """The splits that a stage reads, each with samples."""
@@ -246,6 +273,9 @@ class ShardDataModule(LightningDataModule):
         # Two windows: a batch may reach over the boundary between them.
         reader = ShardReader(self._shards(split), cache=cache, max_open=2 * self.window_shards)
         return BatchDataset(reader, views, replace_bad=replace_bad)
+
+    def _stored_views(self, cache: Cache, split: str) -> CachedViews:
+        return CachedViews(cache, split, seed=self.seed, max_open=2 * self.window_shards)
 
     def _workers(self) -> WorkerOptions:
         num_workers = self.num_workers

@@ -9,18 +9,20 @@ import collections
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 from veca.data.batches import BatchDataset, BuiltBatch, Request, Skipped
 from veca.data.stream import Position, TrainStream
+from veca.signals import held_back, outlive_signals
 from veca.types import Batch
 
 MIN_BAD = 10  # a share means little before this many bad samples
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -30,11 +32,9 @@ class WorkerOptions:
     num_workers: int = 0
     start_method: str | None = None
 
-    def data_loader(
-        self, dataset: BatchDataset, requests: Any, *, persistent: bool
-    ) -> "DataLoader[BuiltBatch]":
+    def data_loader(self, dataset: "Dataset[T]", requests: Any, *, persistent: bool) -> "DataLoader[T]":
         workers = self.num_workers
-        return DataLoader(
+        return _CalmLoader(
             dataset,
             batch_sampler=requests,
             num_workers=workers,
@@ -42,7 +42,16 @@ class WorkerOptions:
             pin_memory=torch.cuda.is_available(),
             multiprocessing_context=self.start_method if workers else None,
             persistent_workers=persistent and workers > 0,
+            worker_init_fn=outlive_signals if workers else None,
         )
+
+
+class _CalmLoader(DataLoader[T]):
+    """A DataLoader whose workers do not die of the signals that ask a run to stop."""
+
+    def __iter__(self) -> Any:
+        with held_back():  # workers start here
+            return super().__iter__()
 
 
 class SkipTally:

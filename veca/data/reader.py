@@ -38,7 +38,7 @@ class BadSample(ValueError):
 class Sample(NamedTuple):
     """One sample as it lies in a shard."""
 
-    shard: str
+    shard: int  # number among the reader's shards
     number: int
     key: str
     image: bytes
@@ -67,14 +67,22 @@ class ShardReader:
 
     def read(self, shard: int, number: int) -> Sample:
         """Sample `number` of a shard; `BadSample` where its bytes are not a usable sample."""
-        opened = self._opened(shard)
-        begin, end = int(opened.offsets[number]), int(opened.offsets[number + 1])
-        data = os.pread(opened.descriptor, end - begin, begin)
-        if len(data) != end - begin:
-            raise OSError(
-                f"{self.name(shard)}: ends within sample {number}. It was truncated during the run."
-            )
-        return parse_sample(data, shard=self._shards[shard].info.name, number=number)
+        begin, end = self.span(shard, number)
+        data = os.pread(self._opened(shard).descriptor, end - begin, begin)
+        self._check_whole(len(data), shard, begin, end)
+        return parse_sample(data, shard=shard, number=number)
+
+    def span(self, shard: int, number: int) -> tuple[int, int]:
+        """Where a sample begins and ends in its tar."""
+        offsets = self._opened(shard).offsets
+        return int(offsets[number]), int(offsets[number + 1])
+
+    def read_span(self, shard: int, begin: int, end: int) -> NDArray[np.uint8]:
+        """The bytes [begin, end) of a tar, in memory that may be written to, as tensors want it."""
+        data = np.empty(end - begin, np.uint8)
+        count = os.preadv(self._opened(shard).descriptor, [data.data], begin)
+        self._check_whole(count, shard, begin, end)
+        return data
 
     def prefetch(self, shards: Sequence[int]) -> None:
         """Say which shards come next; remote ones are fetched meanwhile."""
@@ -94,6 +102,11 @@ class ShardReader:
 
     def __del__(self) -> None:
         self.close()
+
+    def _check_whole(self, count: int, shard: int, begin: int, end: int) -> None:
+        if count != end - begin:
+            problem = f"ends at byte {begin + count}, not {end}"
+            raise OSError(f"{self.name(shard)}: {problem}. It was truncated during the run.")
 
     def _opened(self, number: int) -> _OpenShard:
         if number in self._open:
@@ -119,11 +132,11 @@ class ShardReader:
             raise
 
 
-def parse_sample(data: bytes, *, shard: str, number: int) -> Sample:
+def parse_sample(data: bytes, *, shard: int, number: int) -> Sample:
     """The sample in a stretch of tar: members of allowed kinds that share one key, one of them an image."""
     keys: set[str] = set()
     members: dict[str, bytes] = {}
-    for name, content in _members(data):
+    for name, content in tar_members(data):
         folder, _, base = name.rpartition("/")
         stem, _, field = base.partition(".")
         if field.rpartition(".")[2].lower() not in ALLOWED_KINDS:
@@ -136,7 +149,7 @@ def parse_sample(data: bytes, *, shard: str, number: int) -> Sample:
     return Sample(shard, number, keys.pop(), members.pop(images[0]), members)
 
 
-def _members(data: bytes) -> Iterator[tuple[str, bytes]]:
+def tar_members(data: bytes) -> Iterator[tuple[str, bytes]]:
     """(name, content) of the files in a stretch of tar.
 
     Plain entries are parsed here, several times faster than `tarfile`; anything else (long names, extended
@@ -150,12 +163,16 @@ def _members(data: bytes) -> Iterator[tuple[str, bytes]]:
         if header[156:157] not in _REGULAR or header[345:346] != b"\0":
             yield from _members_by_tarfile(data[position:])
             return
-        size = _octal(header[124:136])
-        name = header[:100].rstrip(b"\0").decode("utf-8", "replace")
+        name, size = parse_header(header)
         yield name, data[position + _BLOCK : position + _BLOCK + size]
         position += _BLOCK + -(-size // _BLOCK) * _BLOCK
     if position != len(data):
         raise BadSample("tar-header", "a member reaches past the end of the sample")
+
+
+def parse_header(header: bytes) -> tuple[str, int]:
+    """Name and size in a plain tar header."""
+    return header[:100].rstrip(b"\0").decode("utf-8", "replace"), _octal(header[124:136])
 
 
 def _members_by_tarfile(data: bytes) -> Iterator[tuple[str, bytes]]:

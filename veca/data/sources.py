@@ -78,14 +78,17 @@ def check_shards(shards: Sequence[Shard]) -> None:
     with ThreadPoolExecutor(max_workers=16) as pool:
         problems = [problem for found in pool.map(_shard_problems, shards) for problem in found]
     if problems:
-        listed = problems[:_MAX_LISTED]
-        if len(problems) > len(listed):
-            listed.append(f"… and {len(problems) - len(listed)} more")
         raise FileNotFoundError(
-            f"{len(problems)} problems with {len(shards)} shards:\n  "
-            + "\n  ".join(listed)
-            + "\nRun `veca-data check` on the folder, then copy or make these shards again."
+            f"{len(problems)} problems with {len(shards)} shards:{listed(problems)}"
+            "\nRun `veca-data check` on the folder, then copy or make these shards again."
         )
+
+
+def listed(problems: Sequence[str]) -> str:
+    """Problems line by line; of many the first ones."""
+    more = len(problems) - _MAX_LISTED
+    lines = [*problems[:_MAX_LISTED], *([f"… and {more} more"] if more > 0 else [])]
+    return "".join(f"\n  {line}" for line in lines)
 
 
 def fingerprint(sources: Sequence[Source], split: str) -> str:

@@ -1,0 +1,141 @@
+"""Stored views and their targets, read beside the images they belong to.
+
+A view is replayed exactly as it was recorded, so the student sees the pixels that the teacher saw. Which of
+the K stored views a visit takes is a function of (seed, visit, key): every K visits take each of them once,
+in an order of their own.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from veca.data.augment import View, sample_generator, view_from_json
+from veca.data.cached import BLOCK, SKIPPED_BYTES, Cache, view_name
+from veca.data.cached_arrays import npy_rows, unpack_rows
+from veca.data.reader import BadSample, Sample, ShardReader, parse_header, tar_members
+from veca.data.sources import Shard, check_shards, listed
+from veca.types import Targets
+
+
+class CachedViews:
+    """A `ViewSource` over one split of a cache.
+
+    Args:
+        cache: The cache; its shards are those of the images, number by number.
+        split: The split.
+        seed: Seed of the choice among a sample's views.
+        max_open: How many shards are kept open.
+    """
+
+    def __init__(self, cache: Cache, split: str, *, seed: int, max_open: int) -> None:
+        self._reader = ShardReader(cache_shards(cache, split), cache=None, max_open=max_open)
+        self._fingerprint = cache.spec.fingerprint
+        self._layout = cache.spec.layout(split)
+        self._seed = seed
+
+    def choose(self, sample: Sample, *, visit: int, resolution: int) -> tuple[View, Targets | None]:
+        number = view_of_visit(self._seed, visit, sample.key, num_views=self._layout.views)
+        name = view_name(resolution, number)
+        about = self.read_about(sample.shard, sample.number, key=sample.key)
+        if "skipped" in about:
+            raise BadSample("no-targets", f"the cache has no targets of it: {about['skipped']}")
+        view = view_from_json(json.dumps(about["views"][name]))
+        return view, self._read_targets(sample, f"{name}.npy", resolution)
+
+    def read_about(self, shard: int, number: int, *, key: str | None = None) -> dict[str, Any]:
+        """The JSON of a sample; ValueError if it is not of this cache, or not of this key (None: any)."""
+        begin, end = self._reader.span(shard, number)
+        if end - begin > SKIPPED_BYTES:
+            end -= self._layout.arrays_bytes
+        try:
+            ((name, content),) = tar_members(self._reader.read_span(shard, begin, max(begin, end)).tobytes())
+            about: dict[str, Any] = json.loads(content)
+        except (BadSample, ValueError) as error:
+            raise self._refusal(shard, number, f"is damaged ({error})") from None
+        if about.get("targets") != self._fingerprint:
+            raise self._refusal(shard, number, f"belongs to the cache {about.get('targets')}")
+        if key is not None and name != f"{key}.json":
+            raise self._refusal(shard, number, f"is {name}, but the image there is {key}: another order")
+        return about
+
+    def _read_targets(self, sample: Sample, name: str, resolution: int) -> Targets:
+        _, end = self._reader.span(sample.shard, sample.number)
+        begin, size = end - self._layout.from_end(name), self._layout.members[name]
+        data = self._reader.read_span(sample.shard, begin, begin + BLOCK + size)
+        try:
+            if parse_header(data[:BLOCK].tobytes()) != (f"{sample.key}.{name}", size):
+                raise ValueError("has another name or size")
+            rows = npy_rows(data[BLOCK:], self._layout, resolution)
+        except ValueError as error:
+            raise self._refusal(sample.shard, sample.number, f"is damaged: {name} {error}") from None
+        tokens = unpack_rows(torch.from_numpy(rows), self._layout.dtype)
+        return Targets(cls=tokens[0], patches=tokens[1:])
+
+    def _refusal(self, shard: int, number: int, problem: str) -> ValueError:
+        return ValueError(
+            f"{self._reader.name(shard)}: sample {number} {problem}. Run `veca-data check` on the cache, "
+            "then copy or make this shard again."
+        )
+
+
+def view_of_visit(seed: int, visit: int, key: str, *, num_views: int) -> int:
+    """Which stored view a visit takes."""
+    if num_views == 1:
+        return 0
+    order = sample_generator(seed, visit // num_views, key).permutation(num_views)
+    return int(order[visit % num_views])
+
+
+def cache_shards(cache: Cache, split: str) -> list[Shard]:
+    return [Shard(str(cache.folder), info) for info in cache.index.splits.get(split, [])]
+
+
+def check_replay(cache: Cache, images: Mapping[str, Sequence[Shard]], *, resolutions: Sequence[int]) -> None:
+    """Raise one error that names every way in which a cache does not serve these images, by split."""
+    problems = list(_spec_mismatches(cache, images, resolutions=resolutions))
+    if not problems:
+        check_shards([shard for split in images for shard in cache_shards(cache, split)])
+        problems = [problem for split, shards in images.items() for problem in _ends(cache, shards, split)]
+    if problems:
+        raise ValueError(
+            f"the cached targets in {cache.folder} cannot be used:{listed(problems)}"
+            "\nMake a cache of these shards with `veca-data cache`, or give the path of another one."
+        )
+
+
+def _spec_mismatches(
+    cache: Cache, images: Mapping[str, Sequence[Shard]], *, resolutions: Sequence[int]
+) -> Iterator[str]:
+    missing = [resolution for resolution in resolutions if resolution not in cache.spec.resolutions]
+    if missing:
+        yield f"resolution: the run needs {missing}, the cache has {list(cache.spec.resolutions)}"
+    for split, shards in images.items():
+        held = [info.name for info in cache.index.splits.get(split, [])]
+        for shard in shards:
+            if cache.spec.images.get(shard.info.name) != shard.info.sha256:
+                yield f"shards: {shard.location} is not the file that the targets were made of"
+            elif shard.info.name not in held:
+                yield f"shards: the cache's index does not list {shard.info.name}"
+        if len(held) > len(shards):
+            yield f"shards: the cache has targets of {len(held)} shards of {split}, the run {len(shards)}"
+
+
+def _ends(cache: Cache, images: Sequence[Shard], split: str) -> Iterator[str]:
+    """Read both ends of each shard: one of another cache, or in another order, is found before training.
+
+    Every sample is compared again when it is read; remote images are compared only then.
+    """
+    views = CachedViews(cache, split, seed=0, max_open=2)
+    reader = ShardReader(images, cache=None, max_open=2)
+    for number, shard in enumerate(images):
+        for sample in sorted({0, shard.info.samples - 1}):
+            try:
+                key = None if shard.is_remote else reader.read(number, sample).key
+                views.read_about(number, sample, key=key)
+            except BadSample:
+                continue  # the image is what cannot be read; training will count it
+            except ValueError as error:
+                yield str(error)
+                break
