@@ -5,6 +5,9 @@ JOBS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+DEMO_COUNT ?= 1000
+DEMO_FIT ?=
+DEMO_TEACHER := --teacher veca.teacher.EfficientNetTeacher
 DEMO_PROBE := --model demo/run/multires/checkpoints/last.ckpt --budgets 8,32,64 --resolutions 64
 
 .DEFAULT_GOAL := help
@@ -40,12 +43,12 @@ shards: $(READY) ## images or archives to shards: SOURCE=… OUT=… [ARGS="--ma
 	$(BIN)/veca-data shards "$(SOURCE)" --out "$(OUT)" $(ARGS)
 
 demo: $(READY) ## sample images, shards, cached targets, two stages on the CPU, probes, a report (minutes)
-	$(BIN)/veca-data sample --out demo/sample --count 1000 --size 128
+	$(BIN)/veca-data sample --out demo/sample --count $(DEMO_COUNT) --size 128
 	$(BIN)/veca-data shards demo/sample/images --out demo/shards
-	$(BIN)/veca-data cache demo/shards --teacher veca.teacher.EfficientNetTeacher --resolutions 64,96 \
-	  --views 2 --dtype int8
-	$(BIN)/veca fit --config recipes/demo.yaml
-	$(BIN)/veca fit --config recipes/demo_multires.yaml
+	$(BIN)/veca-data cache demo/shards $(DEMO_TEACHER) --resolutions 64 --views 4 --dtype int8
+	$(BIN)/veca-data cache demo/shards $(DEMO_TEACHER) --resolutions 64,96 --views 1 --dtype int8
+	$(BIN)/veca fit --config recipes/demo.yaml $(DEMO_FIT)
+	$(BIN)/veca fit --config recipes/demo_multires.yaml $(DEMO_FIT)
 	$(BIN)/veca probe knn $(DEMO_PROBE) --data demo/sample/images --seeds 3 --out demo/run/knn.json
 	$(BIN)/veca probe linear $(DEMO_PROBE) --data demo/sample/images --seeds 1 --out demo/run/linear.json
 	$(BIN)/veca probe segment $(DEMO_PROBE) --data demo/sample --seeds 0 --epochs 3 --out demo/run/segment.json

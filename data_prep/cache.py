@@ -27,6 +27,7 @@ from veca.data.cached import CacheSpec, spec_problems
 from veca.data.download import is_url
 from veca.data.loader import WorkerOptions
 from veca.data.sources import Source, check_shards, open_sources
+from veca.preempt import leave_signals_alone
 from veca.teacher import CachedTargets, Teacher
 
 
@@ -202,22 +203,24 @@ def _predict(
     devices: Devices,
     workers: int | None,
 ) -> None:
-    trainer = Trainer(
-        **{**devices._asdict(), "devices": _number(devices.devices)},
-        callbacks=[TargetWriter(out, spec)],
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        use_distributed_sampler=False,
-        # Networks keep tables of coordinates between calls; made in inference mode they could not be trained
-        # with later in the same process.
-        inference_mode=False,
-    )
-    count = workers if workers is not None else max(1, default_workers() // trainer.num_devices)
-    data = ViewData(source, out, spec, batch_size=batch_size, workers=WorkerOptions(count))
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", r".isinstance\(treespec, LeafSpec\). is deprecated")
+        warnings.filterwarnings("ignore", "The `srun` command is available")
+        trainer = Trainer(
+            **{**devices._asdict(), "devices": _number(devices.devices)},
+            callbacks=[TargetWriter(out, spec)],
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            use_distributed_sampler=False,
+            # Networks keep tables of coordinates between calls; made in inference mode they could not be
+            # trained with later in the same process.
+            inference_mode=False,
+        )
+        leave_signals_alone(trainer)  # Lightning would note a SIGTERM, and go on
+        count = workers if workers is not None else max(1, default_workers() // trainer.num_devices)
+        data = ViewData(source, out, spec, batch_size=batch_size, workers=WorkerOptions(count))
         trainer.predict(TeacherPass(teacher, dtype=spec.dtype), datamodule=data, return_predictions=False)
 
 

@@ -1,5 +1,6 @@
 """Fixtures that several parts share."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,7 +13,11 @@ from veca import Veca, create_model
 
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> None:
-    """Toy sizes run faster on one thread, and alike on every machine."""
+    """Toy sizes run faster on one thread, and alike on every machine.
+
+    In the environment too: a Trainer takes all cores where that does not say how many, and processes inherit it.
+    """
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
     torch.set_num_threads(1)
 
 

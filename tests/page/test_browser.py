@@ -22,7 +22,7 @@ playwright = pytest.importorskip("playwright.sync_api", reason="playwright is no
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium on this machine")
 
-PATIENCE = 45_000  # milliseconds
+PATIENCE = 120_000  # milliseconds
 SERVE = "import sys; from veca.page.command import page; page(sys.argv[1], port=int(sys.argv[2]))"
 
 

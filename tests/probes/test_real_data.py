@@ -9,6 +9,7 @@ from veca.probes.linear import linear
 from veca.probes.results import Cell, read_results
 from veca.probes.segment import segment
 
+pytestmark = pytest.mark.torture  # minutes, where the data is there
 TEACHER = "teacher:EfficientNetTeacher"
 
 

@@ -24,6 +24,8 @@ from veca.model import Veca
 from veca.optim.split import split_parameters
 
 RANKS = (1, 2)
+# What a Trainer leaves in the environment of its process; another one would take itself for that rank.
+LAUNCH_VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "NODE_RANK", "LOCAL_RANK", "RANK")
 
 
 def scale(*, num_steps: int = 40, repeats: int = 3) -> dict[str, float]:
@@ -63,7 +65,7 @@ def _shares() -> dict[str, float]:
 def _run(ranks: int, num_steps: int) -> float:
     """Seconds of wall-clock, as rank 0 sees them; in a process of its own, which starts the other."""
     command = [sys.executable, "-m", "veca.bench.scale", str(ranks), str(num_steps)]
-    environment = {key: value for key, value in os.environ.items() if key not in ("LOCAL_RANK", "WORLD_SIZE")}
+    environment = {key: value for key, value in os.environ.items() if key not in LAUNCH_VARIABLES}
     done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
     seconds: float = json.loads(done.stdout.strip().splitlines()[-1])
     return seconds

@@ -40,7 +40,8 @@ class EfficientNetTeacher(Teacher):
         return 2 * height, 2 * width
 
     def encode(self, pixels: Tensor) -> Encoding:
-        features: Tensor = self.model(pixels)
+        # Channels last: a quarter less time on a CPU.
+        features: Tensor = self.model(pixels.contiguous(memory_format=torch.channels_last))
         return Encoding(features.float().mean(dim=(2, 3)), features)
 
     def _identity(self) -> dict[str, Any]:
