@@ -15,7 +15,7 @@ from veca import Veca, create_model
 def one_thread() -> None:
     """Toy sizes run faster on one thread, and alike on every machine.
 
-    In the environment too: a Trainer takes all cores where that does not say how many, and processes inherit it.
+    In the environment too: a Trainer takes all cores where that does not say how many.
     """
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     torch.set_num_threads(1)
