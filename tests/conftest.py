@@ -1,7 +1,7 @@
 """Fixtures that several parts share."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -19,6 +19,14 @@ def one_thread() -> None:
     """
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def no_rank() -> Iterator[None]:
+    """A Trainer leaves its rank in the environment: a process started later would take it for its own."""
+    yield
+    for name in ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "NODE_RANK", "LOCAL_RANK", "RANK"):
+        os.environ.pop(name, None)
 
 
 @pytest.fixture

@@ -35,8 +35,8 @@ def run(folder: str | None = None, *, repeats: int = 5) -> dict[str, float]:
                 "tar": lambda: _tar(files, work, sync=False),
                 "tar_sync": lambda: _tar(files, work, sync=True),
                 "verbatim": lambda: _shards(files, work, shard_bytes=150_000_000),
-                "reencode_1": lambda: _shards(few, work, shard_samples=50, max_short_side=256, workers=1),
-                "reencode_2": lambda: _shards(few, work, shard_samples=50, max_short_side=256, workers=2),
+                "reencode_1": lambda: _shards(few, work, shard_samples=25, max_short_side=256, workers=1),
+                "reencode_2": lambda: _shards(few, work, shard_samples=25, max_short_side=256, workers=2),
             },
             repeats=repeats,
         )
