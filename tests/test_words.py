@@ -25,3 +25,11 @@ def test_bare_words_and_switches(typed: str, spelled: list[str]) -> None:
 
 def test_without_bare_words_nothing_is_added() -> None:
     assert spell_out(verb, ["--model", "m"]) == ["--model", "m"]
+
+
+def test_options_that_are_only_passed_on_keep_their_values() -> None:
+    def probe(model: str, **sweep: object) -> None: ...
+
+    line = ["--model", "m", "--budgets", "8,64", "--out=x.json", "--seeds", "0"]
+    assert spell_out(probe, line) == line
+    assert spell_out(probe, ["--help"]) == ["--help"]

@@ -25,7 +25,7 @@ def spell_out(function: Callable[..., object], args: Sequence[str]) -> list[str]
         spelled.append(word)
         if kinds.get(word) is bool and (not words or words[0] not in _SWITCH_VALUES):
             spelled.append("true")
-        elif word in kinds and words and "=" not in word:
-            spelled.append(words.pop(0))
+        elif words and "=" not in word and (word in kinds or not words[0].startswith("-")):
+            spelled.append(words.pop(0))  # also of an option that the function only passes on
     many = [name for name, kind in kinds.items() if kind == list[str]]
     return [*spelled, many[0], json.dumps(bare)] if bare and many else [*spelled, *bare]
