@@ -49,7 +49,7 @@ demo: $(READY) ## sample images, shards, cached targets, two stages on the CPU, 
 	$(BIN)/veca-data cache demo/shards $(DEMO_TEACHER) --resolutions 64,96 --views 1 --dtype int8
 	$(BIN)/veca fit --config recipes/demo.yaml $(DEMO_FIT)
 	$(BIN)/veca fit --config recipes/demo_multires.yaml $(DEMO_FIT)
-	$(BIN)/veca probe knn $(DEMO_PROBE) --data demo/sample/images --seeds 3 --out demo/run/knn.json
+	$(BIN)/veca probe knn $(DEMO_PROBE) --data demo/sample/images --seeds 2 --out demo/run/knn.json
 	$(BIN)/veca probe linear $(DEMO_PROBE) --data demo/sample/images --seeds 1 --out demo/run/linear.json
 	$(BIN)/veca probe segment $(DEMO_PROBE) --data demo/sample --seeds 0 --epochs 3 --out demo/run/segment.json
 	$(BIN)/veca probe depth $(DEMO_PROBE) --data demo/sample --seeds 0 --epochs 3 --out demo/run/depth.json

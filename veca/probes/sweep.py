@@ -5,6 +5,7 @@ features, keeps results as they come, and sets the baselines beside the model: r
 seeds, raw pixels, and what ignores the image altogether.
 """
 
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -286,6 +287,7 @@ def _title(cell: Cell) -> str:
 
 def _launch(devices: int | str) -> Fabric:
     """One process per device; Lightning starts the others."""
+    warnings.filterwarnings("ignore", "The `srun` command is available")
     fabric = Fabric(accelerator="auto", devices=devices)
     if isinstance(fabric.strategy, DDPStrategy):
         fabric = Fabric(accelerator="auto", devices=devices, strategy=DDPStrategy(timeout=_PATIENCE))
