@@ -45,6 +45,11 @@ def test_a_loss_of_more_than_15_percent_fails(fake: dict[str, float], tmp_path: 
     assert losses({"fake": {}}, {"fake": fake}) == []
 
 
+def test_a_missing_baseline_is_named_before_the_work(fake: dict[str, float], tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="veca bench all --out"):
+        check(baseline=tmp_path / "none.json")
+
+
 def test_an_unknown_name_is_refused(fake: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="no benchmark nope"):
         run_all(only=["nope"])

@@ -102,6 +102,10 @@ def check(*, baseline: Path = BASELINE, only: list[str] | None = None) -> None:
         baseline: JSON that `veca bench all` wrote.
         only: Names of benchmarks, where not all of them are wanted.
     """
+    if not baseline.is_file():
+        raise FileNotFoundError(
+            f"baseline = {baseline}: no such file. Make it while it is quiet: veca bench all --out {baseline}"
+        )
     kept = json.loads(baseline.read_text(encoding="utf-8"))
     results = _run(only)
     print(f"\n{_table(results)}")
