@@ -7,6 +7,7 @@ resolution, and the number of workers changes nothing but speed.
 `ViewSource` is the seam between views: fresh crops here, stored ones with their targets in `cached_views.py`.
 """
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
@@ -14,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from veca.data.augment import View, centre_view, draw_view, render, sample_generator
+from veca.data.augment import View, centre_view, draw_view, render_all, sample_generator
 from veca.data.decode import BadImage, image_size
 from veca.data.reader import BadSample, Sample, ShardReader
 from veca.types import Batch, Targets
@@ -90,50 +91,58 @@ class BatchDataset(torch.utils.data.Dataset[BuiltBatch]):
 
     def __getitems__(self, request: Request) -> BuiltBatch:
         self._reader.prefetch(request.shards_ahead)
-        rows = [
-            self._row(shard, number, visit, request.resolution)
+        rows: list[_Row | Skipped] = [
+            self._chosen(shard, number, visit, request.resolution)
             for shard, number, visit in request.refs.tolist()
         ]
+        # Pixels stay as they were decoded, channels last: the device sorts them into planes in no time.
+        pixels = torch.empty((len(rows), request.resolution, request.resolution, 3), dtype=torch.uint8)
+        self._render(rows, pixels.numpy())
         skipped = [row for row in rows if isinstance(row, Skipped)]
-        good = [row for row in rows if isinstance(row, _Row)]
-        if self._replace_bad and not good:
+        if self._replace_bad and len(skipped) == len(rows):
             raise RuntimeError(f"not one of the {len(rows)} samples of a batch can be used: {skipped[0]}")
-        used = _filled(rows) if self._replace_bad else good
-        return BuiltBatch(_stacked(used, resolution=request.resolution), skipped)
+        used = _places(rows, replace_bad=self._replace_bad)
+        images = pixels[used] if skipped else pixels
+        good = [row for row in (rows[place] for place in used) if isinstance(row, _Row)]
+        return BuiltBatch(_batch(images.permute(0, 3, 1, 2), good), skipped)
 
-    def _row(self, shard: int, number: int, visit: int, resolution: int) -> "_Row | Skipped":
-        key = f"sample {number}"
+    def _chosen(self, shard: int, number: int, visit: int, resolution: int) -> "_Row | Skipped":
+        key, name = f"sample {number}", self._reader.name(shard)
         try:
             sample = self._reader.read(shard, number)
             key = sample.key
             view, targets = self._views.choose(sample, visit=visit, resolution=resolution)
-            return _Row(key, render(sample.image, view), targets)
         except (BadSample, BadImage) as error:
-            return Skipped(self._reader.name(shard), key, error.reason, str(error))
+            return Skipped(name, key, error.reason, str(error))
+        return _Row(name, sample, view, targets)
+
+    def _render(self, rows: "list[_Row | Skipped]", pixels: NDArray[np.uint8]) -> None:
+        """Fill `pixels` (B, R, R, 3); a row whose image cannot be decoded becomes a Skipped."""
+        chosen = [(place, row) for place, row in enumerate(rows) if isinstance(row, _Row)]
+        rendered = render_all([row.sample.image for _, row in chosen], [row.view for _, row in chosen])
+        for (place, row), image in zip(chosen, rendered, strict=True):
+            if isinstance(image, BadImage):
+                rows[place] = Skipped(row.shard, row.sample.key, image.reason, str(image))
+            else:
+                pixels[place] = image.transpose(1, 2, 0)
 
 
 class _Row(NamedTuple):
-    key: str
-    pixels: NDArray[np.uint8]  # (3, R, R)
+    shard: str
+    sample: Sample
+    view: View
     targets: Targets | None
 
 
-def _filled(rows: Sequence[_Row | Skipped]) -> list[_Row]:
-    """Each gap takes the next good row, round the end: a function of the batch alone."""
-    filled: list[_Row] = []
-    following = next(row for row in rows if isinstance(row, _Row))
-    for row in reversed(rows):
-        following = row if isinstance(row, _Row) else following
-        filled.append(following)
-    return filled[::-1]
+def _places(rows: Sequence[_Row | Skipped], *, replace_bad: bool) -> list[int]:
+    """The rows a batch is made of. A gap takes the next good row, round the end: a function of the batch."""
+    good = [place for place, row in enumerate(rows) if isinstance(row, _Row)]
+    if not replace_bad:
+        return good
+    return [good[bisect_left(good, place) % len(good)] for place in range(len(rows))]
 
 
-def _stacked(rows: Sequence[_Row], *, resolution: int) -> Batch:
-    # Pixels stay as they were decoded, channels last: the device sorts them into planes in no time.
-    memory = torch.empty((len(rows), resolution, resolution, 3), dtype=torch.uint8)
-    for image, row in zip(memory.numpy(), rows, strict=True):
-        image[:] = row.pixels.transpose(1, 2, 0)
-    images = memory.permute(0, 3, 1, 2)
+def _batch(images: torch.Tensor, rows: Sequence[_Row]) -> Batch:
     stored = [row.targets for row in rows if row.targets is not None]
     assert len(stored) in (0, len(rows))  # a view source has targets for all or for none
     targets = None
@@ -142,4 +151,4 @@ def _stacked(rows: Sequence[_Row], *, resolution: int) -> Batch:
             cls=torch.stack([target.cls for target in stored]),
             patches=torch.stack([target.patches for target in stored]),
         )
-    return Batch(images, [row.key for row in rows], targets)
+    return Batch(images, [row.sample.key for row in rows], targets)

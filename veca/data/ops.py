@@ -168,17 +168,18 @@ def _auto_contrast(pixels: Bytes, _: float) -> Bytes:
 
 def _equalize(pixels: Bytes, _: float) -> Bytes:
     """Even out each channel's histogram, by Pillow's integer rule."""
-    counts = np.array([cv2.calcHist([pixels], [c], None, [256], [0, 256]) for c in range(3)], dtype=np.int32)
-    counts = counts.reshape(3, 256)
+    planes = cv2.split(pixels)
+    counts = np.stack([cv2.calcHist([plane], [0], None, [256], [0, 256]).ravel() for plane in planes])
+    counts = counts.astype(np.int32)
     darker = counts.cumsum(axis=1) - counts  # pixels below each level
     total = pixels.shape[0] * pixels.shape[1]
     step = (darker * (darker < total)).max(axis=1, keepdims=True) // 255  # darker than the brightest
     tables = np.minimum((darker + step // 2) // np.maximum(step, 1), 255).astype(np.uint8)
-    planes = [
+    evened = [
         cv2.LUT(plane, table) if wide else plane
-        for plane, table, wide in zip(cv2.split(pixels), tables, step.ravel().tolist(), strict=True)
+        for plane, table, wide in zip(planes, tables, step.ravel().tolist(), strict=True)
     ]
-    return cv2.merge(planes)
+    return cv2.merge(evened)
 
 
 _OPS: dict[str, Callable[[Bytes, float], Bytes]] = {
