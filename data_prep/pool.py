@@ -14,6 +14,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from concurrent.futures.process import BrokenProcessPool
 from ctypes import c_bool, c_int64
 from itertools import islice
+from multiprocessing import forkserver
 from typing import Any, TypeVar
 
 from tqdm import tqdm
@@ -48,6 +49,12 @@ def num_workers(workers: int | None) -> int:
 def default_workers() -> int:
     """The cores this process may use; under a batch system these are fewer than the machine has."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def warm_up(workers: int) -> None:
+    """Let the fork server load its modules while the caller plans the work."""
+    if workers > 1 and _context().get_start_method() == "forkserver":
+        forkserver.ensure_running()
 
 
 def run_tasks(

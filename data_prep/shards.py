@@ -16,7 +16,7 @@ from typing import NamedTuple
 from data_prep.images import Encoding
 from data_prep.packing import Job, run_task
 from data_prep.plan import DEFAULT_SHARD_BYTES, Plan, ShardSize, StreamTask, Unit, make_plan
-from data_prep.pool import num_workers, run_tasks
+from data_prep.pool import num_workers, run_tasks, warm_up
 from data_prep.records import Summary, claim_folder, finish, read_record
 from data_prep.sources import open_source
 
@@ -50,6 +50,7 @@ def make_shards(
     _check_share(max_rejects)
     processes = num_workers(workers)
     part = _checked_part(part) if part else None
+    warm_up(processes)
     out = Path(out)
     opened = open_source(source, annotations=tuple(annotations))
     plan = make_plan(opened, seed=seed, size=size, val_share=val_share, encoding=encoding)
