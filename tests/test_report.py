@@ -1,16 +1,23 @@
 """The report: every number is there, the file is whole in itself, and nothing in a run can break it."""
 
+import base64
+import io
+import json
 import math
 import re
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from veca.probes.results import Cell, Results, write_results
 from veca.report import report
 from veca.report.chart import COLOURS, MAX_POINTS, Line, bar_chart, line_chart, thin, ticks
+from veca.report.sights import MAX_STEPS, spread, step_colours
+from veca.snapshots import Snapshot, write_snapshot
 
 VOID = {"meta", "br", "hr", "img", "link"}
 HOSTILE = "</pre><script>alert(1)</script><img src=x onerror='a'>"
@@ -26,19 +33,21 @@ class Page(HTMLParser):
         self.references: list[str] = []
         self.words: list[str] = []
         self.cells: list[str] = []
+        self.ids: list[str] = []
         self.feed(text)
         self.close()
         assert self.open == []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        self.references += [value or "" for name, value in attrs if name in ("src", "href", "srcset", "data")]
-        assert not [name for name, _ in attrs if name.startswith("on")]
+        self.handle_startendtag(tag, attrs)
         if tag not in VOID:
             self.open.append(tag)
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append(tag)
+        self.references += [value or "" for name, value in attrs if name in ("src", "href", "srcset", "data")]
+        self.ids += [value or "" for name, value in attrs if name == "id"]
+        assert not [name for name, _ in attrs if name.startswith("on")]
 
     def handle_endtag(self, tag: str) -> None:
         assert self.open.pop() == tag
@@ -71,6 +80,20 @@ def write_stage(folder: Path, *, budgets: tuple[int, ...] = (8, 64), resolution:
     (folder / "metrics.csv").write_text("\n".join(rows) + "\n")
     (folder / "config.yaml").write_text(f'model:\n  size: tiny\n  note: "{HOSTILE}"\n')
     return folder
+
+
+def make_snapshot(step: int, *, seed: int = 0, cores: int = 16, key: str = "a") -> Snapshot:
+    """Of two images with 4 × 4 patches."""
+    chance = np.random.default_rng(seed)
+    return Snapshot(
+        step=step,
+        keys=[key, "b"],
+        images=chance.integers(0, 256, (2, 64, 64, 3), dtype=np.uint8),
+        scores=chance.standard_normal((2, 16, 5), dtype=np.float32),
+        basis=chance.standard_normal((2, 5, 24)).astype(np.float16),
+        places=chance.uniform(-1, 1, (3 if cores else 0, 2, cores, 2)).astype(np.float32),
+        grid=(4, 4),
+    )
 
 
 def make_page(run: Path) -> Page:
@@ -192,6 +215,110 @@ def test_validation_after_training_is_final_but_no_point_of_the_curve(tmp_path: 
     assert "0.1234" in page.cells
     assert not [word for word in page.words if word.startswith("budget 8, 0:")]
     assert [word for word in page.words if word.startswith("budget 8, 19:")] == ["budget 8, 19: 0.8947"]
+
+
+def test_what_the_model_sees_over_time(tmp_path: Path) -> None:
+    for place, name in enumerate(("pretrain", "multires")):
+        run = write_stage(tmp_path / name)
+        for step in range(350, 350 * 10, 350):
+            write_snapshot(run / "snapshots", make_snapshot(step, seed=place)._replace(step=step))
+    page = make_page(tmp_path)
+    assert page.words.count("What the model sees, over time") == 2
+    steps = [word for word in page.words if re.fullmatch(r"after .* steps", word)]
+    assert len(steps) == 2 * MAX_STEPS
+    assert (steps[0], steps[MAX_STEPS - 1]) == ("after 350 steps", "after 3150 steps")
+    pictures = [value for value in page.references if value.startswith("data:image/png;base64,")]
+    inside = [value[1:] for value in page.references if value.startswith("#")]
+    assert len(pictures) + len(inside) == len(page.references)  # nothing from elsewhere
+    assert len(pictures) == 2 * 2 * (1 + MAX_STEPS)
+    assert set(inside) == set(page.ids)
+    assert len(page.ids) == len(set(page.ids)) == 4  # each image once
+    assert len(inside) == 2 * 2 * MAX_STEPS
+    sizes = [Image.open(io.BytesIO(base64.b64decode(value.partition(",")[2]))).size for value in pictures]
+    assert sizes[: 1 + MAX_STEPS] == [(64, 64)] + [(4, 4)] * MAX_STEPS
+    assert "core 7" in page.words
+    assert "core 8" not in page.words
+    assert "not shown: 3." in page.text
+
+
+def test_core_paths_are_where_the_cores_are(tmp_path: Path) -> None:
+    run = write_stage(tmp_path / "run")
+    places = np.zeros((2, 2, 1, 2), dtype=np.float32)
+    places[1] = (-1, 0.5)  # from the middle to the left, lower half
+    write_snapshot(run / "snapshots", make_snapshot(1)._replace(places=places))
+    make_page(run)
+    text = (run / "report.html").read_text(encoding="utf-8")
+    assert text.count('<polyline points="80.0,80.0 0.0,120.0"/>') == 4  # two images; a line and its edge
+
+
+def test_colours_mean_the_same_at_every_step() -> None:
+    one, two = make_snapshot(1), make_snapshot(2, seed=5)
+    first, other, again = step_colours([one, two, one._replace(step=3)], 0)
+    np.testing.assert_allclose(first, again, atol=1e-4)
+    assert abs(first - other).max() > 0.1
+    turned = one._replace(scores=-one.scores, basis=-one.basis)  # the same features
+    first, same = step_colours([one, turned], 0)
+    np.testing.assert_allclose(first, same, atol=1e-4)
+
+
+def test_a_student_without_cores_has_feature_maps_alone(tmp_path: Path) -> None:
+    run = write_stage(tmp_path / "run")
+    write_snapshot(run / "snapshots", make_snapshot(5, cores=0, key=HOSTILE))
+    page = make_page(run)
+    assert "after 5 steps" in page.words
+    assert HOSTILE in page.words
+    assert "script" not in page.tags
+    assert "core paths" not in page.text
+    assert "core 0" not in page.words
+    assert "use" not in page.tags
+
+
+def test_snapshots_of_other_images_are_left_out(tmp_path: Path) -> None:
+    run = write_stage(tmp_path / "run")
+    write_snapshot(run / "snapshots", make_snapshot(5, key="other"))
+    write_snapshot(run / "snapshots", make_snapshot(6))
+    (run / "snapshots" / "step-000007.npz").write_bytes(b"PK")
+    page = make_page(run)
+    assert [word for word in page.words if word.startswith("after ")] == ["after 6 steps"]
+    assert "not shown: 1." in page.text
+
+
+@pytest.mark.parametrize("count", [1, 2, 5, 6, 7, 100])
+def test_steps_are_spread_from_first_to_last(count: int) -> None:
+    shown = [one.step for one in spread([make_snapshot(step) for step in range(count)])]
+    assert len(shown) == min(count, MAX_STEPS)
+    assert shown == sorted(set(shown))
+    assert (shown[0], shown[-1]) == (0, count - 1)
+
+
+def test_the_environment_of_the_run(tmp_path: Path) -> None:
+    run = write_stage(tmp_path / "run")
+    assert "Environment of the run" not in make_page(run).words
+    state = {"folder": "/a", "commit": "0123456789abcdef", "num_changed": 3}
+    first = {
+        "started": "2026-01-01T10:00:00+00:00",
+        "step": 0,
+        "command": HOSTILE,
+        "packages": {"torch": "2.7"},
+    }
+    first |= {"world_size": 8, "git": {"veca": state}}
+    second = {**first, "started": "2026-01-02T10:00:00+00:00", "step": 350, "world_size": 4}
+    third = {**second, "started": "2026-01-03T10:00:00+00:00", "step": 700}
+    starts = {"format": "veca-environment", "version": 1, "starts": [first, second, third]}
+    (run / "environment.json").write_text(json.dumps(starts))
+    page = make_page(run)
+    assert "Environment of the run" in page.words
+    assert page.cells[page.cells.index("world size") :][:3] == [
+        "world size",
+        "from step 0: 8",
+        "from step 350: 4",
+    ]
+    assert page.cells[page.cells.index("git, veca") + 1] == "0123456789ab, 3 files changed since"
+    assert "from step 700: 2026-01-03T10:00:00+00:00" in page.cells
+    assert HOSTILE in page.cells
+    (run / "environment.json").write_text('{"starts": [3]}')
+    with pytest.raises(ValueError, match=r"environment\.json is damaged"):
+        report(run)
 
 
 def test_no_run(tmp_path: Path) -> None:

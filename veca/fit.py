@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from jsonargparse import ArgumentParser, Namespace
+from jsonargparse.typing import NonNegativeInt
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
@@ -22,12 +23,14 @@ from veca.cluster import cluster_problems, is_main_process, num_devices, port_pr
 from veca.data.datamodule import ShardDataModule
 from veca.data.sources import open_sources
 from veca.distill import Distill, recipe_problems
+from veca.environment import RecordEnvironment
 from veca.optim.settings import Optimization
 from veca.preempt import StopWhenAsked, leave_signals_alone
 from veca.recipe import find_problems
 from veca.run import ContinueMetrics, FeatureWriter, RunProgress, run_loggers, sole_run
 from veca.saving import LastCheckpoint, RunCheckpoint, SafeCheckpointIO, last_path, newest_intact
 from veca.signals import stop_signals
+from veca.snapshots import NUM_IMAGES, Snapshots
 
 QUIET = (  # warnings of Lightning that tell a user nothing
     r"Checkpoint directory .* exists and is not empty",  # a resumed run writes where it wrote
@@ -52,6 +55,12 @@ class VecaCLI(LightningCLI):
         )
         parser.add_argument(
             "--checkpoint_every", type=int, default=1000, help="Optimizer steps between two last.ckpt."
+        )
+        parser.add_argument(
+            "--num_snapshot_images",
+            type=NonNegativeInt,
+            default=NUM_IMAGES,
+            help="Validation images whose features and core paths the report shows over time; 0 for none.",
         )
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
@@ -97,6 +106,10 @@ class VecaCLI(LightningCLI):
         config, given = self.config[self.subcommand], self.config_init[self.subcommand].trainer
         saves = config.trainer.enable_checkpointing is not False
         callbacks = [*_listed(given.callbacks), ContinueMetrics(), FeatureWriter(self._folder)]
+        callbacks += [
+            RecordEnvironment(self._folder),
+            Snapshots(self._folder, num_images=config.num_snapshot_images),
+        ]
         if saves:
             callbacks += self._savers(config)
         else:

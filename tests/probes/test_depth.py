@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.probes.fakes import Install, MemorySplit, map_items
+from tests.probes.fakes import Install, MemorySplit, label_items, map_items
 from veca.probes.depth import depth, depth_errors, expected_depth
 from veca.probes.types import Dataset
 
@@ -45,6 +45,36 @@ def test_planted_noise_and_constant(tmp_path: Path, install: Install) -> None:
     assert noise["values"]["RMSE"] > 0.8
     assert constant["name"] == "constant"
     assert constant["values"]["RMSE"] > 0.8
+
+
+def test_planted_depth_without_edges_is_found_to_the_millimetre(tmp_path: Path, install: Install) -> None:
+    """One depth an image: upsampling has no edge to blur, neither in training nor in judging."""
+
+    def split(number: int, seed: int) -> MemorySplit:
+        items = label_items([place % 6 for place in range(number)], seed=seed, size=(8, 8)).items
+        return MemorySplit(
+            [item._replace(target=np.full((8, 8), item.target + 0.6, np.float32)) for item in items]
+        )
+
+    install({"data": Dataset("fake", "depth", [], {"train": split(42, 0), "test": split(12, 800)}, 10.0)})
+    cell, *_ = run(tmp_path, budgets="8", resolutions="8", epochs=60)
+    assert cell["values"]["RMSE"] < 0.001
+
+
+def test_the_choice_of_a_rate_does_not_see_judged_depths(tmp_path: Path, install: Install) -> None:
+    dataset = data()
+    install({"data": dataset}, patch_size=8)
+    before, *_ = run(tmp_path / "a", budgets="8", epochs=2)
+    items = dataset.splits["test"].items  # type: ignore[attr-defined]
+    shuffled = [
+        item._replace(target=other.target) for item, other in zip(items, items[1:] + items[:1], strict=True)
+    ]
+    install(
+        {"data": dataset._replace(splits={**dataset.splits, "test": MemorySplit(shuffled)})}, patch_size=8
+    )
+    after, *_ = run(tmp_path / "b", budgets="8", epochs=2)
+    assert after["chosen"] == before["chosen"]
+    assert after["values"] != before["values"]
 
 
 def test_the_constant_is_the_mean_of_the_training_maps(tmp_path: Path, install: Install) -> None:

@@ -197,6 +197,12 @@ def test_teacher_is_what_the_student_sees() -> None:
         close(features.patches, expected.patches)
 
 
+def test_a_pooled_vector_is_no_cls_token() -> None:
+    images = torch.zeros(1, 3, 64, 64, dtype=torch.uint8)
+    assert open_model("teacher:OfflineTeacher").at()(images).has_cls
+    assert not open_model("teacher:EfficientNetTeacher").at()(images).has_cls
+
+
 def test_pixels() -> None:
     images = random_images(32, 48)
     found = open_model("pixels")

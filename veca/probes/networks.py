@@ -81,10 +81,13 @@ class TeacherNetwork(Network):
     def __init__(self, teacher: Teacher) -> None:
         super().__init__()
         self.teacher = teacher
+        with torch.no_grad():
+            trial = teacher.encode(torch.zeros(1, 3, *teacher.input_size(TRIAL_SIDE, TRIAL_SIDE)))
+        self.has_cls = trial.has_cls
 
     def forward(self, images: Tensor, budget: int | None = None) -> ProbeFeatures:
         cls, patches = self.teacher(images)
-        return ProbeFeatures(cls, patches, _grid(images, PATCH_SIZE))
+        return ProbeFeatures(cls, patches, _grid(images, PATCH_SIZE), self.has_cls)
 
     def fingerprint(self) -> str:
         return f"teacher-{self.teacher.fingerprint()}"

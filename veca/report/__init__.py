@@ -2,7 +2,8 @@
 
 stage.py     a run's folder → what is known about each stage
 chart.py     numbers → SVG
-sections.py  one stage → HTML
+sights.py    snapshots → pictures, step by step
+sections.py tables.py   one stage → HTML
 document.py  all stages → report.html
 """
 

@@ -52,7 +52,7 @@ def line_chart(
     y = _fit(values, HEIGHT - BOTTOM, TOP, margin=0.0 if from_zero else 0.05)
     axes = _x_axis(x, x_ticks or ticks(x.low, x.high)) + _y_axis(y)
     drawn = "".join(_draw(line, x, y) for line in lines)
-    return _frame(axes + drawn, x_label, y_label) + _legend(lines)
+    return _frame(axes + drawn, x_label, y_label) + legend(lines)
 
 
 def bar_chart(counts: dict[str, int], *, x_label: str, y_label: str) -> str:
@@ -71,6 +71,14 @@ def bar_chart(counts: dict[str, int], *, x_label: str, y_label: str) -> str:
         body += _text(middle, top - 4, f"{100 * count / total:.0f} %")
         body += _text(middle, HEIGHT - BOTTOM + 15, name)
     return _frame(body, x_label, y_label)
+
+
+def legend(lines: list[Line]) -> str:
+    items = ""
+    for line in lines:
+        style = "dashed" if line.dashed else "solid"
+        items += f'<span><i style="border-top:3px {style} {line.colour}"></i>{escape(line.name)}</span>'
+    return f'<div class="legend">{items}</div>'
 
 
 def finite(points: Points) -> Points:
@@ -153,11 +161,3 @@ def _frame(body: str, x_label: str, y_label: str) -> str:
 
 def _text(x: float, y: float, words: str, *, anchor: str = "middle", kind: str = "tick") -> str:
     return f'<text x="{x:g}" y="{y:g}" text-anchor="{anchor}" class="{kind}">{escape(words)}</text>'
-
-
-def _legend(lines: list[Line]) -> str:
-    items = ""
-    for line in lines:
-        style = "dashed" if line.dashed else "solid"
-        items += f'<span><i style="border-top:3px {style} {line.colour}"></i>{escape(line.name)}</span>'
-    return f'<div class="legend">{items}</div>'

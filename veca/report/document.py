@@ -1,19 +1,17 @@
 """All stages of a run → report.html, whole in itself: style and pictures are inside, nothing is fetched."""
 
-import platform
-import subprocess
 from datetime import datetime
 from html import escape
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from veca.environment import facts, gather
 from veca.files import write_text_atomic
 from veca.probes.results import markdown, table
-from veca.report.sections import html_table, stage_section
+from veca.report.sections import stage_section
 from veca.report.stage import Stage, read_stages
+from veca.report.tables import html_table
 
 REPORT_NAME = "report.html"
-PACKAGES = ("veca", "torch", "lightning", "transformers", "webdataset")
 STYLE = """
 :root { color-scheme: light; --line: #dde3ea; --soft: #5a6673; }
 * { box-sizing: border-box; }
@@ -46,6 +44,20 @@ svg .grid { stroke: #e6ebf0; }
 svg .axis { stroke: #8a96a3; }
 .legend { display: flex; flex-wrap: wrap; gap: 2px 14px; margin: 4px 0 0; font-size: 12px; }
 .legend i { display: inline-block; width: 22px; margin-right: 5px; vertical-align: middle; }
+.environment td { white-space: normal; text-align: left; overflow-wrap: anywhere; }
+.environment th { text-align: left; }
+.environment td:first-child { white-space: nowrap; vertical-align: top; }
+.sights th, .sights td { padding: 4px 4px 10px; border: 0; width: 150px; text-align: left;
+  vertical-align: top; }
+.sights td:first-child { min-width: 150px; color: var(--soft); font-size: 13px; white-space: normal; }
+.sights td:not(:first-child) { min-width: 120px; }
+.sights img + svg { margin-top: 4px; }
+.sights img { display: block; width: 100%; height: auto; image-rendering: pixelated; }
+.sights .faded { opacity: 0.55; filter: grayscale(1); }
+.sights g { fill: none; stroke-width: 1.8; stroke-linejoin: round; }
+.sights .edge { stroke: #fff; stroke-width: 3.6; }
+.sights .end { stroke: #1b2530; stroke-width: 0.6; }
+.sights text { font-size: 10px; font-weight: 600; paint-order: stroke; stroke: #fff; stroke-width: 2.5px; }
 details { margin-top: 24px; }
 summary { cursor: pointer; font-weight: 600; }
 pre { overflow: auto; max-height: 480px; padding: 12px; background: #f5f7f9;
@@ -54,13 +66,13 @@ pre { overflow: auto; max-height: 480px; padding: 12px; background: #f5f7f9;
 
 
 def report(run_dir: Path) -> None:
-    """Write RUN_DIR/report.html: recipe, metrics, probes and environment of a run, in one file.
+    """Write RUN_DIR/report.html: metrics, probes, pictures, recipe and environment of a run, in one file.
 
     Args:
         run_dir: Folder of a run, or a folder whose subfolders are the stages of one.
     """
     stages = read_stages(run_dir)
-    body = "".join(stage_section(stage) for stage in stages)
+    body = "".join(stage_section(stage, place=place) for place, stage in enumerate(stages))
     path = run_dir / REPORT_NAME
     write_text_atomic(path, _document(run_dir.resolve().name, body + _environment()))
     for stage in stages:
@@ -92,35 +104,7 @@ def _document(title: str, body: str) -> str:
 
 
 def _environment() -> str:
-    """Where the report was made, which is where the run was made in most cases."""
-    facts = {"python": platform.python_version(), "platform": platform.platform()}
-    facts |= {name: found for name in PACKAGES if (found := _version(name))}
-    if state := _git_state(Path(__file__).resolve().parents[2]):
-        facts["git"] = state
-    rows = [[escape(name), escape(value)] for name, value in facts.items()]
-    table = html_table([["environment of this report", "value"], *rows])
-    return f'<section class="environment"><h2>Environment</h2>{table}</section>'
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return ""
-
-
-def _git_state(root: Path) -> str:
-    """Commit of the checkout veca runs from, and whether it was changed; empty for an installed package."""
-    if not (root / ".git").exists():
-        return ""
-    try:
-        commit, changes = (
-            subprocess.run(
-                ["git", "-C", str(root), *words], capture_output=True, text=True, timeout=10, check=True
-            ).stdout.strip()
-            for words in (("rev-parse", "HEAD"), ("status", "--porcelain"))
-        )
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    changed = len(changes.splitlines())
-    return f"{commit[:12]}, {f'{changed} files changed since' if changed else 'unchanged'}"
+    """Where the report was made; a stage tells where it was."""
+    rows = [[escape(name), escape(value)] for name, value in facts(gather()).items()]
+    table = html_table([["fact", "value"], *rows])
+    return f'<section class="environment"><h2>Environment of this report</h2>{table}</section>'

@@ -1,20 +1,25 @@
-"""One stage → HTML: tables, curves, histograms, probes. A part without data is left out."""
+"""One stage → HTML: tables, curves, pictures, probes. A part without data is left out."""
 
 import statistics
 from collections import Counter
 from html import escape
+from itertools import groupby
 
+from veca.environment import facts
 from veca.grid import QUANTITIES
 from veca.probes.results import Results, table
 from veca.report.chart import COLOURS, Line, bar_chart, finite, line_chart, number
 from veca.report.elastic import elastic_chart
+from veca.report.sights import sights
 from veca.report.stage import Stage
+from veca.report.tables import html_table
 
 GREY = "#666666"
 STEP = "optimizer step"
 
 
-def stage_section(stage: Stage) -> str:
+def stage_section(stage: Stage, *, place: int = 0) -> str:
+    """A stage; `place` is its number among those of the report."""
     parts = [
         f"<h2>{escape(stage.name)}</h2>",
         _facts(stage),
@@ -22,19 +27,13 @@ def stage_section(stage: Stage) -> str:
         _grid_table(stage, "test", "Test"),
         *(probe_table(results) for results in stage.probes),
         _figures("Losses", _loss_figures(stage)),
+        sights(stage.snapshots, prefix=f"stage-{place}-image"),
         _figures("Progress of the run", _run_figures(stage)),
         _skipped(stage),
+        _environment(stage),
         _recipe(stage),
     ]
     return f"<section>{''.join(parts)}</section>"
-
-
-def html_table(rows: list[list[str]]) -> str:
-    """A table whose first row is its header; the cells are HTML already."""
-    header, *body = rows
-    head = "".join(f'<th scope="col">{cell}</th>' for cell in header)
-    lines = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in body)
-    return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table></div>'
 
 
 def probe_table(results: Results) -> str:
@@ -188,6 +187,20 @@ def _skipped(stage: Stage) -> str:
     names = sorted(name for name in stage.metrics if "/skipped" in name)
     rows = [[escape(name), number(stage.metrics[name][-1][1])] for name in names]
     return "<h3>Skipped samples</h3>" + html_table([["metric", "samples"], *rows]) if rows else ""
+
+
+def _environment(stage: Stage) -> str:
+    """What every start of the run had in common, and from which step on something was another."""
+    starts = [(start.get("step", 0), facts(start)) for start in stage.environment]
+    names = dict.fromkeys(name for _, found in starts for name in found if name != "step")
+    rows = []
+    for name in names:
+        values = [(step, found.get(name, "–")) for step, found in starts]
+        spells = [next(group) for _, group in groupby(values, key=lambda value: value[1])]
+        texts = [f"from step {step}: {text}" if len(spells) > 1 else text for step, text in spells]
+        rows.append([escape(name), "<br>".join(map(escape, texts))])
+    title = "<h3>Environment of the run</h3>"
+    return f'{title}<div class="environment">{html_table([["fact", "value"], *rows])}</div>' if rows else ""
 
 
 def _recipe(stage: Stage) -> str:

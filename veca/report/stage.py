@@ -1,4 +1,4 @@
-"""What a run's folder says: recipe, metrics and probes, stage by stage.
+"""What a run's folder says: recipe, metrics, probes, snapshots and environment, stage by stage.
 
 A run is one folder with metrics.csv, or a folder of such folders (RUN/pretrain, RUN/multires).
 """
@@ -7,8 +7,10 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from veca.environment import ENVIRONMENT_NAME, Start, read_environment
 from veca.probes.results import Results, read_results
 from veca.run import METRICS_NAME, read_metrics
+from veca.snapshots import Snapshot, read_snapshots
 
 CONFIG_NAME = "config.yaml"
 STAGE_ORDER = ("pretrain", "multires")  # others follow by name
@@ -27,6 +29,8 @@ class Stage:
     config: str = ""
     metrics: dict[str, Points] = field(default_factory=dict)  # (step, value) in the order of the file
     probes: list[Results] = field(default_factory=list)
+    snapshots: list[Snapshot] = field(default_factory=list)  # by step
+    environment: list[Start] = field(default_factory=list)  # one entry for each start of the run
 
     @property
     def empty(self) -> bool:
@@ -75,12 +79,15 @@ def read_stages(run_dir: Path) -> list[Stage]:
 
 def _read_stage(folder: Path) -> Stage:
     config = folder / CONFIG_NAME
-    probes = [read_results(path) for path in sorted(folder.glob("*.json"))]
+    others = [path for path in sorted(folder.glob("*.json")) if path.name != ENVIRONMENT_NAME]
+    probes = [read_results(path) for path in others]
     return Stage(
         name=folder.resolve().name,
         config=config.read_text(encoding="utf-8") if config.is_file() else "",
         metrics=_read_points(folder / METRICS_NAME),
         probes=[results for results in probes if results is not None],
+        snapshots=read_snapshots(folder),
+        environment=read_environment(folder / ENVIRONMENT_NAME),
     )
 
 
