@@ -7,11 +7,12 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 DEMO_COUNT ?= 1000
 DEMO_FIT ?=
+PHOTOS ?=
 DEMO_TEACHER := --teacher veca.teacher.EfficientNetTeacher
 DEMO_PROBE := --model demo/run/multires/checkpoints/last.ckpt --budgets 8,32,64 --resolutions 64
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slurm lint format shards bench bench-check torture
+.PHONY: help setup demo test test-slurm lint format shards bench bench-check torture mini
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -63,3 +64,6 @@ bench-check: $(READY) ## the same, failing where a ratio lost 15 % against docs/
 
 torture: $(READY) ## the long fault campaign: every case of the tests marked torture
 	$(BIN)/python -m pytest -m torture
+
+mini: $(READY) ## the paper's claims in miniature: three students, two seeds, one table (PHOTOS=folder; half an hour)
+	$(BIN)/veca mini --out mini $(if $(PHOTOS),--photos "$(PHOTOS)")

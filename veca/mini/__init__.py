@@ -1,0 +1,8 @@
+"""The paper's claims in miniature: three small students, two seeds, one table (`veca mini`).
+
+images → shards → cached targets → fits → probes (plan.py, steps.py) → losses per image (losses.py) → table.py
+"""
+
+from veca.mini.command import mini
+
+__all__ = ["mini"]

@@ -1,0 +1,271 @@
+"""What the miniature runs, in order, as commands that a person could type; finished ones are not run again.
+
+OUT/settings.json        what decides everything below; another setting wants another folder
+OUT/sample, images, shards   the sample set; links to photos and scenes; their shards and cached targets
+OUT/run/MODEL-SEED       the fits
+OUT/probes               a JSON per probe
+OUT/steps, logs          seconds of each finished step, and what its commands said
+"""
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from veca.files import write_text_atomic
+from veca.mini.steps import Step
+
+RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "mini_nested.yaml"
+MODELS = ("nested", "fixed", "full")
+FULL_BUDGET = 64
+PROBE_BUDGETS = (8, 32, 64)
+MEAN_ROWS = (("nested", 8), ("nested", 64), ("fixed", 64), ("full", 64))  # model, budget
+VAL_EVERY = 8  # one photo in so many is for validation
+IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
+VECA = (sys.executable, "-c", "from veca.cli import main; main()")
+VECA_DATA = (sys.executable, "-c", "from data_prep.cli import main; main()")
+CONTROL = (sys.executable, "-c", "from veca.mini.control import command; command()")
+CONTROL_CLASS = "teacher:veca.mini.control.Control:"
+MEAN_CLASS = "teacher:veca.mini.control.MeanPatch:"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What decides the numbers."""
+
+    photos: str | None
+    cifar: str | None
+    camvid: str | None
+    steps: int
+    seeds: tuple[int, ...]
+    resolution: int = 160
+    cifar_resolution: int = 112  # images of 32 pixels gain nothing from more
+    scenes: int = 800  # of the sample set, of which 80 % are its train split
+    scene_size: int = 192
+    train_scenes: int = 400  # of these are distilled
+    val_scenes: int = 80
+    max_photos: int = 4500
+    photo_share: float = 0.5  # few photos are linked more than once, to make up this share of training
+    num_views: int = 4800  # what the teacher sees: about six minutes on two cores
+    probe_seeds: int = 2
+    linear_epochs: int = 50
+    dense_epochs: int = 20
+
+
+SMOKE = {
+    "scenes": 100,
+    "scene_size": 64,
+    "train_scenes": 24,
+    "val_scenes": 6,
+    "max_photos": 16,
+    "num_views": 48,
+    "resolution": 64,
+    "cifar_resolution": 32,
+    "probe_seeds": 1,
+    "linear_epochs": 2,
+    "dense_epochs": 1,
+}
+
+
+class Images(NamedTuple):
+    """Links to make, name → file."""
+
+    links: dict[str, Path]
+
+    def count(self, start: str) -> int:
+        return sum(name.startswith(start) for name in self.links)
+
+
+def checkpoint(out: Path, model: str, seed: int) -> Path:
+    return out / "run" / f"{model}-{seed}" / "checkpoints" / "last.ckpt"
+
+
+def probe_spec(out: Path, model: str, seed: int) -> str:
+    """How a probe names a run: the checkpoint, or the control behind a class of ours."""
+    path = str(checkpoint(out, model, seed))
+    return f"{CONTROL_CLASS}{path}" if model == "full" else path
+
+
+def mean_spec(out: Path, model: str, seed: int, budget: int) -> str:
+    """The same with the mean over patches as the global feature; model may be `random`."""
+    if model == "random":
+        return f"{MEAN_CLASS}random:{seed}@{budget}"
+    place = "" if model == "full" else f"@{budget}"
+    return f"{MEAN_CLASS}{checkpoint(out, model, seed)}{place}"
+
+
+def choose_images(out: Path, settings: Settings) -> Images:
+    """Which photos and scenes are distilled; every VAL_EVERY-th photo, and val scenes, are for validation."""
+    photos = _photos(settings)
+    train = [path for place, path in enumerate(photos) if place % VAL_EVERY]
+    links = {f"val/photo-{i:05d}{path.suffix}": path for i, path in enumerate(photos[::VAL_EVERY])}
+    scenes = sorted((out / "sample/images/train").rglob("*.jpg"))
+    scenes = _spread(scenes, settings.train_scenes)
+    share = settings.photo_share
+    times = max(1, round(len(scenes) * share / (1 - share) / len(train))) if train else 0
+    for again in range(times):
+        links |= {f"train/photo-{i:05d}-{again}{path.suffix}": path for i, path in enumerate(train)}
+    links |= {f"train/scene-{path.stem}.jpg": path for path in scenes}
+    held = _spread(sorted((out / "sample/images/val").rglob("*.jpg")), settings.val_scenes)
+    return Images(links | {f"val/scene-{path.stem}.jpg": path for path in held})
+
+
+def link_images(folder: Path, images: Images) -> None:
+    for name, path in images.links.items():
+        link = folder / name
+        link.parent.mkdir(parents=True, exist_ok=True)
+        if not link.is_symlink():
+            link.symlink_to(path.resolve())
+
+
+def num_views(settings: Settings, images: Images) -> int:
+    """Views per training image, such that the teacher has the same work whatever the photos."""
+    return max(1, settings.num_views // max(1, images.count("train/")))
+
+
+def sample_step(out: Path, settings: Settings) -> Step:
+    words = ["--count", str(settings.scenes), "--size", str(settings.scene_size)]
+    return Step("sample", "sample set", [[*VECA_DATA, "sample", "--out", str(out / "sample"), *words]])
+
+
+def data_steps(out: Path, settings: Settings, *, views: int) -> list[Step]:
+    shards = str(out / "shards")
+    options = ["--resolutions", str(settings.resolution), "--views", str(views), "--dtype", "int8"]
+    teacher = ["--teacher", "veca.teacher.EfficientNetTeacher"]
+    make = [*VECA_DATA, "shards", str(out / "images"), "--out", shards]
+    cache = [*VECA_DATA, "cache", shards, *teacher, *options]
+    return [Step("shards", "shards", [make]), Step("cache", "cached targets of the teacher", [cache])]
+
+
+def fit_steps(out: Path, settings: Settings, *, views: int) -> list[Step]:
+    """One step per model: its seeds side by side, so that all models are timed under the same load."""
+    seeds = " and ".join(map(str, settings.seeds))
+    return [
+        Step(
+            f"fit-{model}",
+            f"fit {model}, {settings.steps} steps, seeds {seeds}",
+            [_fit(out, settings, model, seed, views=views) for seed in settings.seeds],
+        )
+        for model in MODELS
+    ]
+
+
+def probe_steps(out: Path, settings: Settings) -> list[Step]:
+    steps: list[Step] = []
+    kinds = [("sample", str(out / "sample/images"), "linear", settings.resolution)]
+    if settings.cifar:
+        kinds.append(("cifar", f"CIFAR-10:{settings.cifar}", "linear", settings.cifar_resolution))
+        steps.append(_mean_step(out, settings, f"CIFAR-10:{settings.cifar}"))
+    if settings.camvid:
+        kinds.append(("camvid", f"CamVid:{settings.camvid}", "segment", settings.resolution))
+    for name, data, probe, resolution in kinds:
+        options = _probe_options(settings, data, probe=probe, resolution=resolution)
+        nested = [probe_spec(out, "nested", seed) for seed in settings.seeds]
+        others = [probe_spec(out, model, seed) for model in ("fixed", "full") for seed in settings.seeds]
+        budgets = ",".join(map(str, PROBE_BUDGETS))
+        first = _probe(nested, probe, options, budgets=budgets, seeds=0)
+        second = _probe(others, probe, options, budgets=str(FULL_BUDGET), seeds=settings.probe_seeds)
+        steps.append(
+            Step(
+                f"probe-{name}",
+                f"probe {probe} on {name}",
+                [[*first, *_into(out, f"{name}-nested")], [*second, *_into(out, f"{name}-others")]],
+            )
+        )
+    return steps
+
+
+def keep_settings(out: Path, settings: Settings) -> None:
+    """Refuse a folder that was begun with other settings: its finished steps would be taken for these."""
+    path, text = out / "settings.json", json.dumps(asdict(settings), indent=1) + "\n"
+    if path.exists() and (found := path.read_text(encoding="utf-8")) != text:
+        old, new = json.loads(found), json.loads(text)
+        changed = [f"{key}: {old.get(key)} then, {new[key]} now" for key in new if old.get(key) != new[key]]
+        raise ValueError(
+            f"out = {out} was begun with other settings ({'; '.join(changed)}). Give another folder, the "
+            "same settings, or delete it."
+        )
+    out.mkdir(parents=True, exist_ok=True)
+    write_text_atomic(path, text)
+
+
+def _fit(out: Path, settings: Settings, model: str, seed: int, *, views: int) -> list[str]:
+    options = {
+        "--config": str(RECIPE),
+        "--seed_everything": str(seed),
+        "--model.seed": str(seed),
+        "--data.seed": str(seed),
+        "--trainer.max_steps": str(settings.steps),
+        "--trainer.val_check_interval": str(settings.steps),
+        "--trainer.default_root_dir": str(out / "run" / f"{model}-{seed}"),
+        "--model.teacher.path": str(out / "shards"),
+        "--model.teacher.views": str(views),
+        "--model.optimization.warmup_steps": str(settings.steps // 10),
+        "--data.sources": str(out / "shards"),
+        "--data.resolutions.phases": json.dumps(
+            [{"start_step": 0, "probabilities": {settings.resolution: 1.0}}]
+        ),
+        "--ckpt_path": "last",
+    }
+    program = VECA
+    if model == "fixed":
+        options["--model.budgets"] = f"{{{FULL_BUDGET}: 1}}"
+    elif model == "full":
+        program = CONTROL
+        options |= {"--model.size": "mini", "--model.size_overrides": "null", "--model.attention": "full"}
+        options |= {"--model.budgets": "{5: 1}"}
+    return [*program, "fit", *(word for pair in options.items() for word in pair)]
+
+
+def _mean_step(out: Path, settings: Settings, data: str) -> Step:
+    options = _probe_options(settings, data, probe="linear", resolution=settings.cifar_resolution)
+    specs = [mean_spec(out, model, seed, budget) for model, budget in MEAN_ROWS for seed in settings.seeds]
+    specs += [mean_spec(out, "random", seed, FULL_BUDGET) for seed in range(settings.probe_seeds)]
+    half = (len(specs) + 1) // 2
+    return Step(
+        "probe-cifar-mean",
+        "probe linear on cifar, mean over patches",
+        [
+            [*_probe(part, "linear", options), *_into(out, f"cifar-mean-{name}")]
+            for name, part in (("nested", specs[:half]), ("others", specs[half:]))
+        ],
+    )
+
+
+def _probe(
+    specs: Sequence[str], probe: str, options: list[str], *, budgets: str | None = None, seeds: int = 0
+) -> list[str]:
+    first, *rest = specs
+    words = [*VECA, "probe", probe, "--model", first, *options, "--seeds", str(seeds)]
+    words += ["--compare", ",".join(rest)] if rest else []
+    return words + (["--budgets", budgets] if budgets else [])
+
+
+def _probe_options(settings: Settings, data: str, *, probe: str, resolution: int) -> list[str]:
+    epochs = settings.linear_epochs if probe == "linear" else settings.dense_epochs
+    words = {"--data": data, "--resolutions": str(resolution), "--epochs": str(epochs), "--devices": "1"}
+    return [word for pair in words.items() for word in pair]
+
+
+def _into(out: Path, name: str) -> list[str]:
+    """Where a probe writes. Its features have a folder of their own: two probes at once would share one."""
+    return ["--out", str(out / f"probes/{name}.json"), "--cache", str(out / f"probes/cache-{name}")]
+
+
+def _photos(settings: Settings) -> list[Path]:
+    if settings.photos is None:
+        return []
+    folder = Path(settings.photos)
+    found = sorted(path for path in folder.rglob("*") if path.suffix.lower() in IMAGE_SUFFIXES)
+    if not found:
+        raise ValueError(f"photos = {folder}: there are no images ({', '.join(IMAGE_SUFFIXES)}) in it.")
+    return _spread(found, settings.max_photos)
+
+
+def _spread(paths: list[Path], count: int) -> list[Path]:
+    """`count` of the paths, evenly spread; all where there are fewer."""
+    if len(paths) <= count:
+        return paths
+    return [paths[place * len(paths) // count] for place in range(count)]
