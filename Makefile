@@ -5,7 +5,7 @@ JOBS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-DEMO_COUNT ?= 1000
+DEMO_COUNT ?= 800
 DEMO_FIT ?=
 PHOTOS ?=
 DEMO_TEACHER := --teacher veca.teacher.EfficientNetTeacher
@@ -52,8 +52,8 @@ demo: $(READY) ## sample images, shards, cached targets, two stages on the CPU, 
 	$(BIN)/veca fit --config recipes/demo_multires.yaml $(DEMO_FIT)
 	$(BIN)/veca probe knn $(DEMO_PROBE) --data demo/sample/images --seeds 2 --out demo/run/knn.json
 	$(BIN)/veca probe linear $(DEMO_PROBE) --data demo/sample/images --seeds 1 --out demo/run/linear.json
-	$(BIN)/veca probe segment $(DEMO_PROBE) --data demo/sample --seeds 0 --epochs 3 --out demo/run/segment.json
-	$(BIN)/veca probe depth $(DEMO_PROBE) --data demo/sample --seeds 0 --epochs 3 --out demo/run/depth.json
+	$(BIN)/veca probe segment $(DEMO_PROBE) --data demo/sample --seeds 0 --epochs 2 --out demo/run/segment.json
+	$(BIN)/veca probe depth $(DEMO_PROBE) --data demo/sample --seeds 0 --epochs 2 --out demo/run/depth.json
 	$(BIN)/veca report demo/run
 
 bench: $(READY) ## all benchmarks as one table and bench.json, every number a ratio taken in one run

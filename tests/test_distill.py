@@ -17,6 +17,7 @@ from veca.data.pixels import normalise
 from veca.distill import Distill
 from veca.losses import distillation_loss
 from veca.optim import combined, warmup_cosine
+from veca.probes.models import open_model
 from veca.run import MetricsLog
 
 
@@ -379,5 +380,17 @@ def test_the_full_attention_control_trains_by_one_flag(tiny_shards: Path, tmp_pa
     model = make_model(attention="full", size_overrides=None, budgets={5: 1.0})
     trainer = fit(model, tiny_shards, tmp_path, max_steps=2)
     assert trainer.global_step == 2
-    with pytest.raises(ValueError, match="no effect with attention: full"):
-        make_model(attention="full", budgets={5: 1.0})
+    trainer.save_checkpoint(tmp_path / "control.ckpt")
+    images = torch.zeros(1, 3, 32, 32, dtype=torch.uint8)
+    with torch.no_grad():
+        expected = model.student.eval()(normalise(images))
+    torch.testing.assert_close(open_model(str(tmp_path / "control.ckpt")).at()(images).cls, expected.cls)
+    with pytest.raises(ValueError, match="only `veca probe` opens"):
+        load_model(tmp_path / "control.ckpt")
+
+
+def test_the_control_takes_the_shape_of_a_size_and_no_more() -> None:
+    smaller = make_model(attention="full", size_overrides={"depth": 1}, budgets={5: 1.0})
+    assert smaller.student.size.depth == 1
+    with pytest.raises(ValueError, match=r"are width, depth and num_heads; got num_cores"):
+        make_model(attention="full", size_overrides={"num_cores": 16}, budgets={5: 1.0})

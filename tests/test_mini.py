@@ -14,12 +14,11 @@ import torch
 import yaml
 
 from veca import create_model
-from veca.checkpoint import SIZE_KEY
+from veca.checkpoint import CONTROL_KEY, SIZE_KEY
 from veca.cli import main
 from veca.data.pixels import normalise
 from veca.losses import distillation_loss
 from veca.mini.command import STEPS
-from veca.mini.control import OVERRIDES, Control, MeanPatch, command, mini_size, new_control, open_student
 from veca.mini.losses import Paired, Validation, over_seeds, paired
 from veca.mini.plan import (
     RECIPE,
@@ -33,10 +32,11 @@ from veca.mini.plan import (
     probe_steps,
 )
 from veca.mini.steps import Step, run_step
+from veca.mini.students import OVERRIDES, MeanPatch, open_student
 from veca.mini.table import Measured, Page, claims, probe_rows, read_probes, write_page
-from veca.model.sizes import SIZES
 from veca.probes.models import open_model
 from veca.probes.results import Cell, Results, write_results
+from veca.student import TransformersStudent
 from veca.types import Batch, Features, Targets
 
 SETTINGS = Settings(photos=None, cifar="cifar", camvid="camvid", steps=20, seeds=(1, 2))
@@ -168,8 +168,8 @@ def test_the_three_fits_differ_in_what_they_are_about_only(tmp_path: Path) -> No
         return found
 
     assert options(nested[0]) | {"--model.budgets": "{64: 1}"} == options(fixed[0])
-    control = {"--model.size": "mini", "--model.size_overrides": "null", "--model.attention": "full"}
-    assert options(nested[0]) | control | {"--model.budgets": "{5: 1}"} == options(full[0])
+    control = {"--model.attention": "full", "--model.budgets": "{5: 1}"}
+    assert options(nested[0]) | control == options(full[0])
     seeds = dict.fromkeys(("--seed_everything", "--model.seed", "--data.seed"), "2")
     assert options(nested[0]) | seeds == options(nested[1])
 
@@ -194,11 +194,7 @@ def test_every_fit_of_the_plan_is_understood(
         "--data.resolutions.batch_size": "1",
     }
     monkeypatch.setattr(sys, "argv", ["veca"])
-    run = command if model == 2 else main
-    try:
-        run(["fit", *(word for pair in given.items() for word in pair)])
-    finally:
-        SIZES.pop("mini", None)
+    main(["fit", *(word for pair in given.items() for word in pair)])
 
 
 def test_absent_sets_are_not_probed(tmp_path: Path) -> None:
@@ -293,13 +289,11 @@ def test_the_recipe_has_the_size_of_the_control() -> None:
     recipe = yaml.safe_load(RECIPE.read_text(encoding="utf-8"))
     assert recipe["model"]["size_overrides"] == OVERRIDES
     assert recipe["trainer"]["max_steps"] == STEPS
-    before = dict(SIZES)
-    control = new_control()
-    assert before == SIZES
+    control = TransformersStudent("tiny", **OVERRIDES, out_width=1280)
     ours = create_model("tiny", **OVERRIDES, out_width=1280)
     counts = [sum(tensor.numel() for tensor in model.parameters()) for model in (control, ours)]
     assert counts[0] == pytest.approx(counts[1], rel=0.01)
-    assert mini_size().budgets[-1] == 64
+    assert ours.budgets[-1] == 64
 
 
 def save(path: Path, student: torch.nn.Module, **more: Any) -> Path:
@@ -310,21 +304,22 @@ def save(path: Path, student: torch.nn.Module, **more: Any) -> Path:
 
 
 def test_a_probe_opens_the_control_and_the_mean_of_patches(tmp_path: Path) -> None:
-    control = new_control().eval()
-    path = save(checkpoint(tmp_path, "full", 1), control)
+    control = TransformersStudent("tiny", **OVERRIDES, out_width=1280).eval()
+    path = save(checkpoint(tmp_path, "full", 1), control, **{CONTROL_KEY: control.arguments})
     student = create_model("tiny", **OVERRIDES, out_width=1280).eval()
     other = save(checkpoint(tmp_path, "nested", 1), student, **{SIZE_KEY: student.size.as_dict()})
     images = torch.randint(0, 256, (2, 3, 32, 48), dtype=torch.uint8)
     with torch.no_grad():
         features, nested = control(normalise(images)), student(normalise(images), budget=8)
-    found = open_model(f"teacher:veca.mini.control.Control:{path}").at()(images)
+    found = open_model(str(path)).at()(images)
     torch.testing.assert_close(found.cls, features.cls, atol=1e-4, rtol=1e-4)
     torch.testing.assert_close(found.patches, features.patches, atol=1e-4, rtol=1e-4)
-    mean = open_model(f"teacher:veca.mini.control.MeanPatch:{other}@8").at()(images)
+    mean = open_model(f"teacher:veca.mini.students.MeanPatch:{other}@8").at()(images)
     torch.testing.assert_close(mean.cls, nested.patches.mean(1), atol=1e-4, rtol=1e-4)
     assert MeanPatch(f"{other}@8").fingerprint() != MeanPatch(f"{other}@16").fingerprint()
-    assert Control("random:0").fingerprint() != Control("random:1").fingerprint()
+    assert MeanPatch("random:0").fingerprint() != MeanPatch("random:1").fingerprint()
     assert not open_student(other).training
+    assert not open_student(path).training
 
 
 def test_losses_per_image_are_the_objective() -> None:

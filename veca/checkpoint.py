@@ -20,6 +20,7 @@ from veca.model.hub import CONFIG_NAME, WEIGHTS_NAME, build_model, read_folder
 
 STUDENT_PREFIX = "student."
 SIZE_KEY = "student_size"  # a run's checkpoint holds the size fields under this key
+CONTROL_KEY = "control"  # … or the arguments of its student, where that is the full-attention control
 
 # Ours → the authors' names. A rule rewrites the whole name or leaves it alone.
 _AUTHORS_RULES = (
@@ -85,14 +86,21 @@ def read_pickle(path: Path, *, lazily: bool = False) -> dict[str, Any]:
 
 def run_model(checkpoint: dict[str, Any], *, source: str) -> Veca:
     """The student of a run's Lightning checkpoint."""
+    if CONTROL_KEY in checkpoint:
+        raise ValueError(f"{source} is of a full-attention control, which only `veca probe` opens.")
     if SIZE_KEY not in checkpoint:
         raise ValueError(f"{source} has no {SIZE_KEY!r}: its student is not a Veca of ours.")
-    tensors = {
+    size = _size_from_dict(checkpoint[SIZE_KEY], source)
+    return build_model(Veca, size, student_tensors(checkpoint), source=source)
+
+
+def student_tensors(checkpoint: dict[str, Any]) -> dict[str, Tensor]:
+    """The student's part of a run's checkpoint, by the student's own names."""
+    return {
         name.removeprefix(STUDENT_PREFIX).replace("_orig_mod.", ""): tensor
         for name, tensor in checkpoint["state_dict"].items()
         if name.startswith(STUDENT_PREFIX)
     }
-    return build_model(Veca, _size_from_dict(checkpoint[SIZE_KEY], source), tensors, source=source)
 
 
 def authors_model(checkpoint: dict[str, Any], *, source: str) -> Veca:

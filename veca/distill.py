@@ -19,7 +19,7 @@ from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor, nn
 
 from veca.budgets import BudgetSchedule, StepPlan, share_by
-from veca.checkpoint import SIZE_KEY, load_model
+from veca.checkpoint import CONTROL_KEY, SIZE_KEY, load_model
 from veca.data.cached_arrays import open_targets
 from veca.data.datamodule import ShardDataModule
 from veca.data.pixels import normalise
@@ -28,7 +28,7 @@ from veca.losses import Losses, distillation_loss
 from veca.model import Veca, create_model
 from veca.model.sizes import resolve_size
 from veca.optim.settings import Optimization
-from veca.student import NUM_GLOBAL, TransformersStudent
+from veca.student import NUM_GLOBAL, TransformersStudent, control_shape
 from veca.teacher import CachedTargets, Teacher
 from veca.types import Batch, Features, Targets
 
@@ -42,7 +42,7 @@ class Distill(LightningModule):
         teacher: The frozen model that gives the targets.
         size: Size of the student: tiny, small, small_plus, base or large.
         size_overrides: Fields of the size to replace, e.g. `{depth: 4}`.
-        attention: `cores` for Veca, `full` for the full-attention control of the same size.
+        attention: `cores` for Veca, `full` for the full-attention control of the same width, depth and heads.
         optimization: Learning rates, decay, warmup.
         budgets: How often each budget is drawn, e.g. `{8: 1, 64: 4}`.
         val_budgets: Budgets that validation runs during training; null for the full budget only.
@@ -196,6 +196,8 @@ class Distill(LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         if isinstance(self.student, Veca):
             checkpoint[SIZE_KEY] = self.student.size.as_dict()
+        else:
+            checkpoint[CONTROL_KEY] = self.student.arguments
         self._stop_if_bad()
 
     def _losses(self, batch: Batch, targets: Targets, budget: int) -> Losses:
@@ -348,11 +350,7 @@ class Pace:
 def student_budgets(size: str, overrides: dict[str, Any], attention: str) -> tuple[int, ...]:
     """The budgets a student of this size will have."""
     if attention == "full":
-        if overrides:
-            raise ValueError(
-                f"size_overrides have no effect with attention: full; got {overrides}. Drop them."
-            )
-        resolve_size(size, {})
+        control_shape(size, overrides)
         return (NUM_GLOBAL,)
     return resolve_size(size, overrides).budgets
 
@@ -362,9 +360,9 @@ def _make_student(
 ) -> "Veca | TransformersStudent":
     """The student, with an output projection only when the teacher's width is another."""
     if attention == "full":
-        student: Veca | TransformersStudent = TransformersStudent(size)
+        student: Veca | TransformersStudent = TransformersStudent(size, **overrides)
         if student.size.width != teacher.width:
-            student = TransformersStudent(size, out_width=teacher.width)
+            student = TransformersStudent(size, out_width=teacher.width, **overrides)
     else:
         student = create_model(size, **overrides)
         if student.size.width != teacher.width:

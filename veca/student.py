@@ -10,14 +10,16 @@ register tokens stand where the cores stand: they see everything and lie nowhere
 Shapes: B batch, C global tokens (CLS and registers), N patches, D width.
 """
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Self
 
 import torch
 import transformers
 from torch import Tensor, nn
 
+from veca.checkpoint import CONTROL_KEY, student_tensors
 from veca.data.resolutions import PATCH_SIZE
-from veca.model.sizes import SIZES, Size
+from veca.model.sizes import Size, resolve_size
 from veca.teacher.base import check_images
 from veca.teacher.dinov3 import NUM_REGISTERS, dinov3_config, is_gated
 from veca.types import Features
@@ -28,21 +30,31 @@ COORDINATE_SHIFT = 0.08
 COORDINATE_SCALE = 2.0
 
 
+def control_shape(size: str, overrides: Mapping[str, Any]) -> Size:
+    """Width, depth and heads of a control; a DINOv3 ViT has none of the other fields of a size."""
+    unknown = sorted(set(overrides) - {"width", "depth", "num_heads"})
+    if unknown:
+        raise ValueError(
+            f"size_overrides with attention: full are width, depth and num_heads; got {', '.join(unknown)}."
+        )
+    return resolve_size(size, dict(overrides))
+
+
 class TransformersStudent(nn.Module):
     """DINOv3's ViT with fresh weights, in training mode.
 
     Args:
         size: tiny, small, small_plus, base or large, as for `veca.create_model`.
         out_width: width of a linear projection of the output; None for no projection.
+        overrides: width, depth or num_heads in place of the size's own.
     """
 
-    def __init__(self, size: str = "small", *, out_width: int | None = None) -> None:
+    def __init__(self, size: str = "small", *, out_width: int | None = None, **overrides: int) -> None:
         super().__init__()
-        if size not in SIZES:
-            raise ValueError(f"size must be one of {', '.join(SIZES)}; got {size!r}.")
+        shape = control_shape(size, overrides)
         if out_width is not None and out_width < 1:
             raise ValueError(f"out_width must be positive; got {out_width}. Leave it out for no projection.")
-        shape = SIZES[size]
+        self.arguments: dict[str, Any] = {"size": size, "out_width": out_width, **overrides}
         self.size = Size(
             width=shape.width,
             depth=shape.depth,
@@ -62,6 +74,16 @@ class TransformersStudent(nn.Module):
         if self.output_proj is not None:
             nn.init.trunc_normal_(self.output_proj.weight, std=0.02)
             nn.init.zeros_(self.output_proj.bias)
+
+    @classmethod
+    def of_checkpoint(cls, checkpoint: dict[str, Any], *, source: str) -> Self:
+        """The control that a run's checkpoint holds; see `CONTROL_KEY`."""
+        student = cls(**checkpoint[CONTROL_KEY])
+        try:
+            student.load_state_dict(student_tensors(checkpoint))
+        except RuntimeError as error:
+            raise ValueError(f"{source} does not hold the control it tells of: {error}") from None
+        return student
 
     @property
     def budgets(self) -> tuple[int, ...]:

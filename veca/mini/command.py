@@ -5,7 +5,6 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
-from veca.mini.control import open_student
 from veca.mini.losses import BATCH_SIZE, Losses, Validation, over_seeds
 from veca.mini.plan import (
     FULL_BUDGET,
@@ -23,11 +22,11 @@ from veca.mini.plan import (
     link_images,
     mean_spec,
     num_views,
-    probe_spec,
     probe_steps,
     sample_step,
 )
 from veca.mini.steps import run_step
+from veca.mini.students import open_student
 from veca.mini.table import Measured, Page, Probes, Rows, read_probes, write_page
 from veca.probes.sweep import RANDOM
 from veca.run import METRICS_NAME, read_metrics
@@ -136,7 +135,7 @@ def _measure(out: Path, settings: Settings, validation: Validation) -> Measured:
 
 
 def _probes(out: Path, settings: Settings) -> Probes:
-    labels = {probe_spec(out, model, seed): LABELS[model] for model in MODELS for seed in settings.seeds}
+    labels = {str(checkpoint(out, model, seed)): LABELS[model] for model in MODELS for seed in settings.seeds}
     means = {
         mean_spec(out, model, seed, budget): LABELS[model] + ("" if model == "full" else f", C = {budget}")
         for model, budget in MEAN_ROWS

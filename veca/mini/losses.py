@@ -21,7 +21,7 @@ from veca.data.datamodule import ShardDataModule
 from veca.data.pixels import normalise
 from veca.data.resolutions import Phase, ResolutionSchedule
 from veca.losses import distillation_loss
-from veca.mini.control import Student
+from veca.mini.students import Student
 from veca.types import Batch, Features, Targets
 
 BATCH_SIZE = 16

@@ -26,9 +26,7 @@ VAL_EVERY = 8  # one photo in so many is for validation
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
 VECA = (sys.executable, "-c", "from veca.cli import main; main()")
 VECA_DATA = (sys.executable, "-c", "from data_prep.cli import main; main()")
-CONTROL = (sys.executable, "-c", "from veca.mini.control import command; command()")
-CONTROL_CLASS = "teacher:veca.mini.control.Control:"
-MEAN_CLASS = "teacher:veca.mini.control.MeanPatch:"
+MEAN_CLASS = "teacher:veca.mini.students.MeanPatch:"
 
 
 @dataclass(frozen=True)
@@ -82,14 +80,8 @@ def checkpoint(out: Path, model: str, seed: int) -> Path:
     return out / "run" / f"{model}-{seed}" / "checkpoints" / "last.ckpt"
 
 
-def probe_spec(out: Path, model: str, seed: int) -> str:
-    """How a probe names a run: the checkpoint, or the control behind a class of ours."""
-    path = str(checkpoint(out, model, seed))
-    return f"{CONTROL_CLASS}{path}" if model == "full" else path
-
-
 def mean_spec(out: Path, model: str, seed: int, budget: int) -> str:
-    """The same with the mean over patches as the global feature; model may be `random`."""
+    """How a probe names a run whose global feature is the mean over patches; model may be `random`."""
     if model == "random":
         return f"{MEAN_CLASS}random:{seed}@{budget}"
     place = "" if model == "full" else f"@{budget}"
@@ -162,8 +154,8 @@ def probe_steps(out: Path, settings: Settings) -> list[Step]:
         kinds.append(("camvid", f"CamVid:{settings.camvid}", "segment", settings.resolution))
     for name, data, probe, resolution in kinds:
         options = _probe_options(settings, data, probe=probe, resolution=resolution)
-        nested = [probe_spec(out, "nested", seed) for seed in settings.seeds]
-        others = [probe_spec(out, model, seed) for model in ("fixed", "full") for seed in settings.seeds]
+        nested = [str(checkpoint(out, "nested", seed)) for seed in settings.seeds]
+        others = [str(checkpoint(out, model, seed)) for model in ("fixed", "full") for seed in settings.seeds]
         budgets = ",".join(map(str, PROBE_BUDGETS))
         first = _probe(nested, probe, options, budgets=budgets, seeds=0)
         second = _probe(others, probe, options, budgets=str(FULL_BUDGET), seeds=settings.probe_seeds)
@@ -209,14 +201,11 @@ def _fit(out: Path, settings: Settings, model: str, seed: int, *, views: int) ->
         ),
         "--ckpt_path": "last",
     }
-    program = VECA
     if model == "fixed":
         options["--model.budgets"] = f"{{{FULL_BUDGET}: 1}}"
     elif model == "full":
-        program = CONTROL
-        options |= {"--model.size": "mini", "--model.size_overrides": "null", "--model.attention": "full"}
-        options |= {"--model.budgets": "{5: 1}"}
-    return [*program, "fit", *(word for pair in options.items() for word in pair)]
+        options |= {"--model.attention": "full", "--model.budgets": "{5: 1}"}
+    return [*VECA, "fit", *(word for pair in options.items() for word in pair)]
 
 
 def _mean_step(out: Path, settings: Settings, data: str) -> Step:

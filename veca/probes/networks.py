@@ -27,6 +27,7 @@ from veca.data.pixels import normalise
 from veca.data.resolutions import PATCH_SIZE
 from veca.model import Veca
 from veca.probes.types import ProbeFeatures
+from veca.student import TransformersStudent
 from veca.teacher.base import Encoding, Normalisation, Teacher, weights_fingerprint
 from veca.teacher.tokens import TokenTeacher, size_options
 
@@ -73,6 +74,19 @@ class VecaNetwork(Network):
 
     def _identity(self) -> dict[str, Any]:
         return {**super()._identity(), "num_heads": self.model.size.num_heads}
+
+
+class ControlNetwork(Network):
+    """The full-attention control of a run."""
+
+    def __init__(self, student: TransformersStudent) -> None:
+        super().__init__()
+        self.model = student.eval().requires_grad_(False)
+        self.patch_size = PATCH_SIZE
+
+    def forward(self, images: Tensor, budget: int | None = None) -> ProbeFeatures:
+        features = self.model(normalise(images))
+        return ProbeFeatures(features.cls, features.patches, features.grid)
 
 
 class TeacherNetwork(Network):
