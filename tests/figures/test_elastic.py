@@ -24,8 +24,8 @@ def test_the_papers_curves() -> None:
     by_name = {
         curve.name: dict(zip(curve.x, curve.y, strict=True)) for curve in paper_curves(PAPER["ade20k"])
     }
-    assert list(by_name) == ["paper: small", "paper: small+", "paper: base", "paper: large"]
-    assert (by_name["paper: base"][64], by_name["paper: base"][32], by_name["paper: base"][8]) == (
+    assert list(by_name) == ["paper: VECA-S", "paper: VECA-S+", "paper: VECA-B", "paper: VECA-L"]
+    assert (by_name["paper: VECA-B"][64], by_name["paper: VECA-B"][32], by_name["paper: VECA-B"][8]) == (
         50.69,
         49.49,
         44.51,
@@ -34,7 +34,7 @@ def test_the_papers_curves() -> None:
     assert depth.y[-1] == pytest.approx(100 * 0.4347 / 0.4975)  # a larger error keeps less
     assert paper_curves(Subject("sample", "mIoU")) == []
     kin = paper_curves(Subject("sample", "mIoU"), relative=True)
-    assert [curve.name for curve in kin] == ["paper: base, voc12", "paper: base, ade20k"]
+    assert [curve.name for curve in kin] == ["paper: VECA-B, voc12", "paper: VECA-B, ade20k"]
 
 
 def test_measured_curves_have_means_and_spreads() -> None:

@@ -15,6 +15,14 @@ def test_rows_of_a_dataset() -> None:
     assert all(cell.resolution == 512 for cell in paper_cells("ADE20K", "mIoU"))
 
 
+def test_the_curves_give_the_budgets_asked_for() -> None:
+    found = paper_cells("ADE20K", "mIoU", budgets=[32])
+    base = {cell.budget: cell.values["mIoU"] for cell in found if cell.name == "paper: VECA-B"}
+    assert base == pytest.approx({64: 0.5069, 32: 0.4949, 8: 0.4451})
+    assert len(found) == len({(cell.name, cell.budget) for cell in found})
+    assert {cell.resolution for cell in found} == {512}
+
+
 def test_every_named_dataset_has_its_rows() -> None:
     quantities = {"classify": "top-1", "multilabel": "mAP", "segment": "mIoU", "depth": "RMSE"}
     for name, entry in ENTRIES.items():

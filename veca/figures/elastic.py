@@ -5,31 +5,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from veca.figures.sheet import Curve, Panel, check_out, draw_panels, save
+from veca.probes.paper import BUDGETS, CURVES
 from veca.probes.results import Results, Row, is_share, read_results
 from veca.probes.settings import Names, split_names
 from veca.report.chart import COLOURS
 
-# Budgets 64, 56, …, 8 (paper, elastic curves); accuracies and mIoU in percent, RMSE in metres.
-_CURVES = """
-in1k small 74.63 74.22 74.04 73.89 73.73 73.52 72.87 71.30
-in1k small+ 77.03 76.97 76.97 76.97 77.03 76.65 76.17 74.39
-in1k base 81.93 81.84 81.79 81.71 81.63 81.51 81.09 79.99
-in1k large 84.51 84.27 84.35 84.23 84.23 84.15 83.90 83.06
-voc12 small 81.56 81.45 81.51 81.40 81.00 81.06 80.40 77.56
-voc12 small+ 84.12 83.92 83.94 83.84 83.84 83.43 82.60 79.18
-voc12 base 87.07 86.94 86.91 86.85 86.72 86.34 85.37 83.84
-voc12 large 88.62 88.62 88.59 88.51 88.37 87.78 87.67 86.50
-ade20k small 44.82 44.80 44.53 43.87 43.98 43.23 41.20 37.48
-ade20k small+ 46.55 46.24 46.08 45.71 45.56 44.60 43.03 38.96
-ade20k base 50.69 50.40 50.63 50.53 49.49 49.44 47.52 44.51
-ade20k large 54.17 54.17 54.09 53.81 53.90 53.65 52.20 48.10
-nyuv2 small .4347 .4352 .4361 .4382 .4430 .4476 .4562 .4975
-nyuv2 small+ .4252 .4259 .4270 .4299 .4327 .4375 .4453 .4898
-nyuv2 base .3705 .3751 .3748 .3754 .3789 .3829 .3965 .4330
-nyuv2 large .3379 .3398 .3407 .3412 .3432 .3474 .3563 .3956
-"""
-BUDGETS = [64, 56, 48, 40, 32, 24, 16, 8]
-_SHAPES = {"small": "v", "small+": "s", "base": "D", "large": "^"}
+_SHAPES = {"VECA-S": "v", "VECA-S+": "s", "VECA-B": "D", "VECA-L": "^"}
 _GREY = "0.55"
 _LOWER_IS_BETTER = ("RMSE", "AbsRel")
 
@@ -71,17 +52,16 @@ def elastic(out: Path, *, results: Names = None, relative: bool = False) -> None
 def paper_curves(subject: Subject, *, relative: bool = False) -> list[Curve]:
     """The paper's curves for a dataset of its; for other data and `relative`, base on all of its datasets."""
     curves: list[Curve] = []
-    for line in _CURVES.strip().splitlines():
-        data, size, *words = line.split()
-        kin = relative and subject not in PAPER.values() and size == "base"
+    for (name, size), values in CURVES.items():
+        data = name.lower()
+        kin = relative and subject not in PAPER.values() and size == "VECA-B"
         if PAPER[data] != subject and not (kin and PAPER[data].quantity == subject.quantity):
             continue
-        values = [float(word) for word in words]
         values = _kept(values, subject.quantity) if relative else values
-        name = f"paper: {size}, {data}" if kin else f"paper: {size}"
+        title = f"paper: {size}, {data}" if kin else f"paper: {size}"
         shape = _SHAPES[size if not kin else list(_SHAPES)[len(curves)]]
         budgets = [float(budget) for budget in BUDGETS]
-        curves.append(Curve(name, budgets, values, None, _GREY, dashed=True, marker=shape))
+        curves.append(Curve(title, budgets, values, None, _GREY, dashed=True, marker=shape))
     return curves
 
 

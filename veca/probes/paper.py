@@ -4,6 +4,8 @@ Accuracies and mIoU in percent, RMSE in metres; 256 pixels to classify, 512 for 
 the datasets by the names they have here.
 """
 
+from collections.abc import Collection
+
 from veca.probes.results import Cell, is_share
 
 _CLASSIFY = """
@@ -27,37 +29,56 @@ DINOv2-Reg-B  – 84.23 55.02     48.92  45.42      61.77       70.23      .3953
 VECA-B       64 87.07 57.46     50.69  47.92      63.58       69.54      .3705 2.7252
 VECA-B        8 83.84 53.30     44.51  43.85      58.27       61.97      .4330 3.1877
 """
-_SIZES = """
-model    budget VOC12 ADE20K NYUv2
-VECA-S       64 81.56 44.82  .4347
-VECA-S        8 77.56 37.48  .4975
-VECA-S+      64 84.12 46.55  .4252
-VECA-S+       8 79.18 38.96  .4898
-VECA-L       64 88.62 54.17  .3379
-VECA-L        8 86.50 48.10  .3956
+_CURVES = """
+IN1K   VECA-S  74.63 74.22 74.04 73.89 73.73 73.52 72.87 71.30
+IN1K   VECA-S+ 77.03 76.97 76.97 76.97 77.03 76.65 76.17 74.39
+IN1K   VECA-B  81.93 81.84 81.79 81.71 81.63 81.51 81.09 79.99
+IN1K   VECA-L  84.51 84.27 84.35 84.23 84.23 84.15 83.90 83.06
+VOC12  VECA-S  81.56 81.45 81.51 81.40 81.00 81.06 80.40 77.56
+VOC12  VECA-S+ 84.12 83.92 83.94 83.84 83.84 83.43 82.60 79.18
+VOC12  VECA-B  87.07 86.94 86.91 86.85 86.72 86.34 85.37 83.84
+VOC12  VECA-L  88.62 88.62 88.59 88.51 88.37 87.78 87.67 86.50
+ADE20K VECA-S  44.82 44.80 44.53 43.87 43.98 43.23 41.20 37.48
+ADE20K VECA-S+ 46.55 46.24 46.08 45.71 45.56 44.60 43.03 38.96
+ADE20K VECA-B  50.69 50.40 50.63 50.53 49.49 49.44 47.52 44.51
+ADE20K VECA-L  54.17 54.17 54.09 53.81 53.90 53.65 52.20 48.10
+NYUv2  VECA-S  .4347 .4352 .4361 .4382 .4430 .4476 .4562 .4975
+NYUv2  VECA-S+ .4252 .4259 .4270 .4299 .4327 .4375 .4453 .4898
+NYUv2  VECA-B  .3705 .3751 .3748 .3754 .3789 .3829 .3965 .4330
+NYUv2  VECA-L  .3379 .3398 .3407 .3412 .3432 .3474 .3563 .3956
 """
-_SIZES_CLASSIFY = """
-model    budget IN1K
-VECA-S       64 74.63
-VECA-S        8 71.30
-VECA-S+      64 77.03
-VECA-S+       8 74.39
-VECA-L       64 84.51
-VECA-L        8 83.06
-"""
-_TABLES = {256: (_CLASSIFY, _CLASSIFY_FINE, _SIZES_CLASSIFY), 512: (_DENSE, _SIZES)}
+BUDGETS = (64, 56, 48, 40, 32, 24, 16, 8)
+# (dataset, model): the elastic curve, at BUDGETS
+CURVES = {
+    (line.split()[0], line.split()[1]): [float(word) for word in line.split()[2:]]
+    for line in _CURVES.strip().splitlines()
+}
+_TABLES = {256: (_CLASSIFY, _CLASSIFY_FINE), 512: (_DENSE,)}
 
 
-def paper_cells(dataset: str, quantity: str) -> list[Cell]:
-    """The paper's rows for a dataset of its; nothing for other data and other quantities."""
+def paper_cells(dataset: str, quantity: str, *, budgets: Collection[int | None] = ()) -> list[Cell]:
+    """The paper's rows for a dataset of its; nothing for other data and other quantities.
+
+    Of the elastic curves, `budgets` are shown beside the first and the last.
+    """
     if quantity not in ("top-1", "mAP", "mIoU", "RMSE"):
         return []
+    scale = 100 if is_share(quantity) else 1
     cells = []
     for resolution, texts in _TABLES.items():
         for text in texts:
             header, *lines = (line.split() for line in text.strip().splitlines())
-            for line in lines if dataset in header else ():
-                value = float(line[header.index(dataset)]) / (100 if is_share(quantity) else 1)
-                budget = None if line[1] == "–" else int(line[1])
-                cells.append(Cell(f"paper: {line[0]}", budget, resolution, {quantity: value}))
+            for name, word, *values in lines if dataset in header else ():
+                budget = None if word == "–" else int(word)
+                value = float(values[header.index(dataset) - 2]) / scale
+                cells.append(Cell(f"paper: {name}", budget, resolution, {quantity: value}))
+    shown = {(cell.name, cell.budget) for cell in cells}
+    cells += [
+        Cell(f"paper: {name}", budget, cells[0].resolution, {quantity: value / scale})
+        for (data, name), values in CURVES.items()
+        for budget, value in zip(BUDGETS, values, strict=True)
+        if data == dataset
+        and (budget in budgets or budget in (BUDGETS[0], BUDGETS[-1]))
+        and (f"paper: {name}", budget) not in shown
+    ]
     return cells

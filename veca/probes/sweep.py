@@ -171,7 +171,7 @@ def run_sweep(sweep: Sweep, probe: Probe) -> None:
         settings={**probe.settings, "seeds": sweep.seeds},
         counts={name: scanned.scan.counts for name, scanned in probe.splits.items()},
         unreadable={name: reason for one in probe.splits.values() for name, reason in one.unreadable.items()},
-        paper=paper_cells(sweep.dataset.name, probe.quantities[0]),
+        paper=paper_cells(sweep.dataset.name, probe.quantities[0], budgets=sweep.grid.budgets),
         complete=False,
     )
     finished = _finished(sweep.path)
