@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from veca.chart import COLOURS, MAX_POINTS, Line, bar_chart, line_chart, thin, ticks
 from veca.probes.results import Cell, Results, write_results
 from veca.report import report
-from veca.report.chart import COLOURS, MAX_POINTS, Line, bar_chart, line_chart, thin, ticks
 from veca.report.sights import MAX_STEPS, spread, step_colours
 from veca.snapshots import Snapshot, write_snapshot
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from veca.chart import COLOURS
 from veca.extras import require_extra
 from veca.files import atomic_path
-from veca.report.chart import COLOURS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -11,6 +11,6 @@ heads.py      linear classifiers of many learning rates side by side
 dense.py densefit.py    the same for heads on patches
 knn.py linear.py segment.py depth.py    the probes
 sweep.py settings.py    every backbone at every budget and resolution, and the baselines beside them
-results.py paper.py     what a probe leaves, and what the paper measured
+results.py paper.py elastic.py     what a probe leaves, what the paper measured, and the curve of both
 progress.py   the progress bar
 """

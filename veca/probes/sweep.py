@@ -17,6 +17,7 @@ from lightning.fabric.strategies.ddp import DDPStrategy
 
 from veca.files import write_text_atomic
 from veca.probes.datasets import open_dataset
+from veca.probes.elastic import elastic_picture
 from veca.probes.features import extract
 from veca.probes.models import open_model
 from veca.probes.paper import paper_cells
@@ -26,7 +27,6 @@ from veca.probes.settings import Grid, Names, Numbers, choose_grid, fitting_grid
 from veca.probes.store import Cached, Store, fingerprint, open_store
 from veca.probes.types import Backbone, Dataset, ProbedModel, Task
 from veca.probes.views import Viewer
-from veca.report.elastic import elastic_picture
 
 MODEL, RANDOM, PIXELS, CONSTANT = "model", "random weights", "raw pixels", "constant"
 CACHE_NAME = "probe-cache"

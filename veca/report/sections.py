@@ -5,11 +5,11 @@ from collections import Counter
 from html import escape
 from itertools import groupby
 
+from veca.chart import COLOURS, Line, bar_chart, finite, line_chart, number
 from veca.environment import facts
 from veca.grid import QUANTITIES
+from veca.probes.elastic import elastic_chart
 from veca.probes.results import Results, table
-from veca.report.chart import COLOURS, Line, bar_chart, finite, line_chart, number
-from veca.report.elastic import elastic_chart
 from veca.report.sights import sights
 from veca.report.stage import Stage
 from veca.report.tables import html_table

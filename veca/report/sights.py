@@ -12,9 +12,9 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
+from veca.chart import COLOURS, Line, legend, number
 from veca.figures.colours import joint_colours
 from veca.figures.maps import Array, core_paths
-from veca.report.chart import COLOURS, Line, legend, number
 from veca.report.tables import html_table
 from veca.snapshots import Snapshot
 

@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from veca.chart import Points
 from veca.environment import ENVIRONMENT_NAME, Start, read_environment
 from veca.probes.results import Results, read_results
 from veca.run import METRICS_NAME, read_metrics
@@ -15,7 +16,6 @@ from veca.snapshots import Snapshot, read_snapshots
 CONFIG_NAME = "config.yaml"
 STAGE_ORDER = ("pretrain", "multires")  # others follow by name
 
-Points = list[tuple[float, float]]
 _GRID_NAME = re.compile(
     r"(?P<split>val|test)/r(?P<resolution>\d+)/(?:b(?P<budget>\d+)|constant)/(?P<quantity>\w+)"
 )

@@ -4,9 +4,8 @@ import re
 from html import escape
 from itertools import groupby
 
+from veca.chart import COLOURS, HEIGHT, WIDTH, Line, Points, line_chart
 from veca.probes.results import Cell, Results, Row, is_share
-from veca.report.chart import COLOURS, HEIGHT, WIDTH, Line, line_chart
-from veca.report.stage import Points
 
 LEGEND_STEP = 18
 STYLE = (

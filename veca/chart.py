@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import NamedTuple
 
-from veca.report.stage import Points
+Points = list[tuple[float, float]]  # (x, y)
 
 # Okabe and Ito's palette, yellow last: it is faint on white.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#f0e442")
