@@ -25,7 +25,17 @@ from veca.run import read_metrics
 LIMIT = 60.0  # seconds in which a run has to end when a part of it was killed
 
 
-def write_recipe(folder: Path, shards: Path, *, max_steps: int, num_workers: int = 0, **trainer: Any) -> Path:
+def write_recipe(
+    folder: Path,
+    shards: Path,
+    *,
+    max_steps: int,
+    num_workers: int = 0,
+    batch_size: int = 2,
+    checkpoint_every: int = 5,
+    model: dict[str, Any] | None = None,
+    **trainer: Any,
+) -> Path:
     """A recipe with quick steps that validates and saves now and then."""
     recipe = {
         "trainer": {
@@ -49,13 +59,17 @@ def write_recipe(folder: Path, shards: Path, *, max_steps: int, num_workers: int
             "size_overrides": {"width": 32, "depth": 2, "num_heads": 2, "num_cores": 16},
             "budgets": {8: 1, 16: 1},
             "optimization": {"lr": 1e-3, "min_lr": 1e-4, "weight_decay": 0.01, "warmup_steps": 0},
+            **(model or {}),
         },
         "data": {
             "sources": str(shards),
             "num_workers": num_workers,
-            "resolutions": {"phases": [{"start_step": 0, "probabilities": {32: 1.0}}], "batch_size": 2},
+            "resolutions": {
+                "phases": [{"start_step": 0, "probabilities": {32: 1.0}}],
+                "batch_size": batch_size,
+            },
         },
-        "checkpoint_every": 5,
+        "checkpoint_every": checkpoint_every,
     }
     path = folder / "recipe.yaml"
     path.write_text(yaml.safe_dump(recipe), encoding="utf-8")

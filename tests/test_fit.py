@@ -10,6 +10,7 @@ import torch
 import yaml
 from safetensors import safe_open
 
+from tests.runs import write_recipe
 from veca.cli import main
 from veca.run import read_metrics
 
@@ -102,38 +103,18 @@ def test_every_recipe_runs_at_toy_size(recipe: Path, tiny_shards: Path) -> None:
 
 
 def toy_recipe(folder: Path, shards: Path, **model: Any) -> Path:
-    recipe = {
-        "trainer": {
-            "accelerator": "cpu",
-            "devices": 1,
-            "strategy": "veca_ddp",
-            "max_steps": 6,
-            "max_epochs": -1,
-            "check_val_every_n_epoch": None,
-            "val_check_interval": 3,
-            "log_every_n_steps": 1,
-            "default_root_dir": str(folder / "run"),
-            "enable_progress_bar": False,
-            "enable_model_summary": False,
-        },
-        "model": {
-            "teacher": {"class_path": "veca.teacher.OfflineTeacher"},
-            "size": "tiny",
-            "size_overrides": {"width": 32, "depth": 2, "num_heads": 2, "num_cores": 16},
-            "budgets": {8: 1, 16: 1},
-            "optimization": {"lr": 1e-3, "min_lr": 1e-4, "weight_decay": 0.01, "warmup_steps": 0},
-            **model,
-        },
-        "data": {
-            "sources": str(shards),
-            "num_workers": 0,
-            "resolutions": {"phases": [{"start_step": 0, "probabilities": {32: 1.0}}], "batch_size": 4},
-        },
-        "checkpoint_every": 2,
-    }
-    path = folder / "toy.yaml"
-    path.write_text(yaml.safe_dump(recipe), encoding="utf-8")
-    return path
+    return write_recipe(
+        folder,
+        shards,
+        max_steps=6,
+        batch_size=4,
+        checkpoint_every=2,
+        model=model,
+        accumulate_grad_batches=1,
+        val_check_interval=3,
+        num_sanity_val_steps=2,
+        default_root_dir=str(folder / "run"),
+    )
 
 
 def test_a_run_leaves_its_folder_and_resumes_into_it(tiny_shards: Path, tmp_path: Path) -> None:
