@@ -19,12 +19,13 @@ from veca.data.augment import (
     centre_view,
     draw_view,
     render,
+    render_all,
     resized_size,
     sample_generator,
     view_from_json,
     view_to_json,
 )
-from veca.data.decode import BadImage, decode, decode_pixels
+from veca.data.decode import BadImage, decode, decode_pixels, image_size
 from veca.data.ops import OPS, resolve_magnitude
 
 PHOTOS = Path(__file__).resolve().parents[2] / ".." / "shared" / "data" / "photos"
@@ -259,3 +260,20 @@ def test_generator_numbers_are_pinned():
 
 
 PINNED = [0.9997760533579724, 0.8841406075013235]
+
+
+@pytest.mark.parametrize("held", [1, 1 << 30])
+def test_images_rendered_together_are_those_rendered_alone(held, monkeypatch):
+    monkeypatch.setattr("veca.data.augment._HELD_BYTES", held)
+    picture = np.random.default_rng(0).integers(0, 256, (60, 80, 3), dtype=np.uint8)
+    images = [encode(picture, kind) for kind in ("JPEG", "PNG", "JPEG")]
+    views = [
+        draw_view(sample_generator(0, 0, str(number)), size=image_size(data), resolution=32)
+        for number, data in enumerate(images)
+    ]
+    images[1] = images[1][:-40]  # its header tells a size, its pixels are missing
+    first, second, third = render_all(images, views)
+    assert isinstance(second, BadImage)
+    assert second.reason == "truncated"
+    for place, found in ((0, first), (2, third)):
+        np.testing.assert_array_equal(found, render(images[place], views[place]))
