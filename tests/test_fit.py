@@ -209,3 +209,18 @@ def test_a_malicious_checkpoint_is_refused_by_fit(tiny_shards: Path, tmp_path: P
             ]
         )
     assert not (tmp_path / "executed").exists()
+
+
+@pytest.mark.parametrize("group", ["trainer", "model.optimization", "data"])
+def test_a_group_without_keys_is_named(
+    group: str, tiny_shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = toy_recipe(tmp_path, tiny_shards)
+    recipe = yaml.safe_load(path.read_text(encoding="utf-8"))
+    *outer, name = group.split(".")
+    (recipe[outer[0]] if outer else recipe)[name] = None
+    path.write_text(yaml.safe_dump(recipe), encoding="utf-8")
+    with pytest.raises(SystemExit) as ended:
+        main(["fit", "--config", str(path)])
+    assert ended.value.code == 2
+    assert name in capsys.readouterr().err

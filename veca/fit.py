@@ -32,6 +32,7 @@ from veca.saving import LastCheckpoint, RunCheckpoint, SafeCheckpointIO, last_pa
 from veca.signals import stop_signals
 from veca.snapshots import NUM_IMAGES, Snapshots
 
+GROUPS = ("trainer", "model", "model.optimization", "data")
 QUIET = (  # warnings of Lightning that tell a user nothing
     r"Checkpoint directory .* exists and is not empty",  # a resumed run writes where it wrote
     r".isinstance\(treespec, LeafSpec\). is deprecated",
@@ -77,6 +78,9 @@ class VecaCLI(LightningCLI):
 
     def _value_problems(self, config: Namespace) -> list[str]:
         """Values that parse and cannot be right; neither student nor teacher is built to find them."""
+        empty = [group for group in GROUPS if not isinstance(config.get(group), Namespace)]
+        if empty:  # the parser takes a group without keys for a value of its own
+            return [f"{group}: has no keys. Give some, or leave the line out." for group in empty]
         model = config.model
         values = {key: model[key] for key in CHECKED if key != "optimization"}
         problems = recipe_problems(optimization=Optimization(**model.optimization.as_dict()), **values)
