@@ -39,7 +39,7 @@ def run_step(step: Step, out: Path, *, place: str, started: float) -> list[float
 
 
 def _run(commands: list[list[str]], logs: list[Path]) -> list[float]:
-    cores = len(os.sched_getaffinity(0))
+    cores = os.cpu_count() or 1
     threads = min(int(os.environ.get("OMP_NUM_THREADS") or cores), max(1, cores // len(commands)))
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
     children: list[subprocess.Popen[bytes]] = []
