@@ -7,9 +7,9 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 DEMO_COUNT ?= 700
 DEMO_FIT ?=
-PHOTOS ?=
 DEMO_TEACHER := --teacher veca.teacher.EfficientNetTeacher
 DEMO_PROBE := --model demo/run/multires/checkpoints/last.ckpt --budgets 8,32,64 --resolutions 64
+PHOTOS ?=
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-slurm lint format shards bench bench-check torture mini
@@ -65,5 +65,5 @@ bench-check: $(READY) ## the same, failing where a ratio lost 15 % against docs/
 torture: $(READY) ## the long fault campaign: every case of the tests marked torture
 	$(BIN)/python -m pytest -m torture
 
-mini: $(READY) ## the paper's claims in miniature: three students, two seeds, one table (PHOTOS=folder; half an hour)
+mini: $(READY) ## the paper's claims in miniature: three students, two seeds, one table (PHOTOS=folder)
 	$(BIN)/veca mini --out mini $(if $(PHOTOS),--photos "$(PHOTOS)")

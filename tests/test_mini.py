@@ -21,6 +21,7 @@ from veca.losses import distillation_loss
 from veca.mini.command import STEPS
 from veca.mini.losses import Paired, Validation, over_seeds, paired
 from veca.mini.plan import (
+    BATCH_SIZE,
     RECIPE,
     Settings,
     checkpoint,
@@ -289,6 +290,7 @@ def test_the_recipe_has_the_size_of_the_control() -> None:
     recipe = yaml.safe_load(RECIPE.read_text(encoding="utf-8"))
     assert recipe["model"]["size_overrides"] == OVERRIDES
     assert recipe["trainer"]["max_steps"] == STEPS
+    assert recipe["model"]["global_batch_size"] == BATCH_SIZE
     control = TransformersStudent("tiny", **OVERRIDES, out_width=1280)
     ours = create_model("tiny", **OVERRIDES, out_width=1280)
     counts = [sum(tensor.numel() for tensor in model.parameters()) for model in (control, ours)]

@@ -53,7 +53,7 @@ VERBS = {
         "redundancy, stability, semantics and isotropy of cores",
     ),
     "report": ("veca.report", "report", "one HTML file about a run"),
-    "mini": ("veca.mini", "mini", "the paper's claims in miniature: half an hour on two cores, one table"),
+    "mini": ("veca.mini", "mini", "the paper's claims in miniature: three students, two seeds, one table"),
     "bench plan": (
         "veca.bench.plan",
         "plan",

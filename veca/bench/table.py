@@ -40,7 +40,7 @@ BENCHMARKS: dict[str, tuple[str, str, tuple[Goal, ...]]] = {
             Goal("small/r1024/batch1/b64/speed_up", 4.3),
             Goal("base/r1024/batch1/b64/speed_up", 2.9),
             Goal("large/r1024/batch1/b64/speed_up", 2.5),
-            Goal("small/r256/batch1/b64/speed_up", 0.85),
+            *(Goal(f"{size}/r256/batch1/b64/speed_up", 0.85) for size in ("small", "base", "large")),
         ),
     ),
     "model": (

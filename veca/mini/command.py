@@ -5,8 +5,9 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
-from veca.mini.losses import BATCH_SIZE, Losses, Validation, over_seeds
+from veca.mini.losses import Losses, Validation, over_seeds
 from veca.mini.plan import (
+    BATCH_SIZE,
     FULL_BUDGET,
     MEAN_ROWS,
     MODELS,
@@ -46,7 +47,7 @@ def mini(
     seeds: str = "1,2",
     smoke: bool = False,
 ) -> None:
-    """The paper's claims in miniature: about half an hour on two cores.
+    """The paper's claims in miniature, planned for half an hour on two cores.
 
     Three students of one size learn from the cached targets of EfficientNet-Lite0, with equal steps and
     several seeds: with nested budgets, with a fixed budget, and with full attention. Then losses on held-out
@@ -55,7 +56,7 @@ def mini(
     what did not. Stop it at any time: the same command goes on where it stopped.
 
     Args:
-        out: Folder to write; about 2 GB. Delete it to begin anew.
+        out: Folder to write. Delete it to begin anew.
         photos: Folder of real photos, however deep; by default ../shared/data/photos where it is there, else
             scenes of the sample set alone. With 1,000 and more the students learn more.
         cifar: Folder of CIFAR-10; by default ../shared/data/cifar10 where it is there, else it is left out.
@@ -180,8 +181,8 @@ def _notes(settings: Settings, images: Images, views: int, *, smoke: bool) -> li
         f"the mean over seeds {', '.join(map(str, settings.seeds))}. Differences are taken image by image, "
         "and the standard error is over images, so it does not tell how other seeds would differ. The "
         "constant is the mean of the very targets it is judged on: the best one there is.",
-        f"Students: width 128, depth 4, {settings.steps} steps of 16 images from {links} links to photos and "
-        f"{learnt} scenes, views per image in the cache: {views}. A wall-clock is that of the whole command, "
+        f"Students: width 128, depth 4, {settings.steps} steps of {BATCH_SIZE} images from {links} links to "
+        f"photos and {learnt} scenes, views per image in the cache: {views}. A wall-clock is that of the whole command, "
         "start and validation included, with all seeds of the model side by side; one that was interrupted "
         "counts from its last start. The step is the median of the log.",
         "Probes: percent on the judged split; in brackets each seed. Random weights have the size of the "

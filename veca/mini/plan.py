@@ -20,6 +20,7 @@ from veca.mini.steps import Step
 RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "mini_nested.yaml"
 MODELS = ("nested", "fixed", "full")
 FULL_BUDGET = 64
+BATCH_SIZE = 16  # of the recipe
 PROBE_BUDGETS = (8, 32, 64)
 MEAN_ROWS = (("nested", 8), ("nested", 64), ("fixed", 64), ("full", 64))  # model, budget
 VAL_EVERY = 8  # one photo in so many is for validation

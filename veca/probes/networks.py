@@ -82,7 +82,6 @@ class ControlNetwork(Network):
     def __init__(self, student: TransformersStudent) -> None:
         super().__init__()
         self.model = student.eval().requires_grad_(False)
-        self.patch_size = PATCH_SIZE
 
     def forward(self, images: Tensor, budget: int | None = None) -> ProbeFeatures:
         features = self.model(normalise(images))
