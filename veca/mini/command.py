@@ -182,9 +182,9 @@ def _notes(settings: Settings, images: Images, views: int, *, smoke: bool) -> li
         "and the standard error is over images, so it does not tell how other seeds would differ. The "
         "constant is the mean of the very targets it is judged on: the best one there is.",
         f"Students: width 128, depth 4, {settings.steps} steps of {BATCH_SIZE} images from {links} links to "
-        f"photos and {learnt} scenes, views per image in the cache: {views}. A wall-clock is that of the whole command, "
-        "start and validation included, with all seeds of the model side by side; one that was interrupted "
-        "counts from its last start. The step is the median of the log.",
+        f"photos and {learnt} scenes, views per image in the cache: {views}. A wall-clock is that of "
+        "the whole command, start and validation included, with all seeds of the model side by side; one "
+        "that was interrupted counts from its last start. The step is the median of the log.",
         "Probes: percent on the judged split; in brackets each seed. Random weights have the size of the "
         "student; raw pixels are the image itself. The CIFAR-10 claim is about the mean over patches.",
     ]
