@@ -57,7 +57,7 @@ class Listing:
 
     def raw_names(self) -> Iterator[bytes]:
         start = 0
-        for end in self.ends:
+        for end in self.ends.tolist():
             yield self.names[start:end]
             start = end
 
@@ -74,7 +74,10 @@ class Listing:
         )
 
     def entries(self) -> Iterator[Entry]:
-        return map(self.entry, range(len(self)))
+        # Lists, because an array makes an object of a number for each look at it.
+        columns = (self.sizes.tolist(), self.places.tolist(), self.archive_ids.tolist())
+        for name, size, place, archive in zip(self.raw_names(), *columns, strict=True):
+            yield Entry(os.fsdecode(name), size, place, self.archives[archive])
 
     def entry(self, i: int) -> Entry:
         name = os.fsdecode(self.raw_name(i))

@@ -116,7 +116,7 @@ def _context() -> Any:
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["data_prep.shards", "data_prep.scan", "data_prep.check"])
+    context.set_forkserver_preload(["data_prep.cli", "data_prep.shards", "data_prep.scan", "data_prep.check"])
     return context
 
 

@@ -99,11 +99,17 @@ def read_entry(root: Path, entry: Entry) -> bytes:
 
 
 def _read_file(path: str) -> bytes:
-    with open(path, "rb", buffering=0) as file:  # noqa: PTH123
-        size = os.fstat(file.fileno()).st_size
+    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)  # a file object would cost a third of the time
+    try:
+        size = os.fstat(file).st_size
         if size > MAX_FILE_BYTES:
             raise BadImage("too-large", f"{size:,} bytes; the limit is {MAX_FILE_BYTES:,}")
-        return file.read()
+        data = os.read(file, size)
+        while len(data) < size and (more := os.read(file, size - len(data))):
+            data += more
+        return data
+    finally:
+        os.close(file)
 
 
 def _open_file(path: Path) -> Source:

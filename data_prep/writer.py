@@ -29,7 +29,9 @@ def _blank_header() -> bytes:
     return header[:148] + b" " * 8 + header[156:]
 
 
-_BEFORE_SIZE, _AFTER_SIZE = _blank_header()[100:124], _blank_header()[136:]
+_BLANK = _blank_header()
+_BEFORE_SIZE, _AFTER_SIZE, _AFTER_SUM = _BLANK[100:124], _BLANK[136:148], _BLANK[155:]
+_SUM = sum(_BEFORE_SIZE) + sum(_BLANK[136:])
 
 
 class SampleWriter:
@@ -90,5 +92,6 @@ def _header(name: str, size: int) -> bytes:
     """A ustar header; only name, size and checksum differ between members, so the rest is a constant."""
     raw = name.encode("ascii")
     assert len(raw) < 100, f"{name!r} is too long for a tar header"
-    header = raw.ljust(100, b"\0") + _BEFORE_SIZE + b"%011o\0" % size + _AFTER_SIZE
-    return header[:148] + b"%06o\0" % sum(header) + header[155:]
+    digits = b"%011o\0" % size
+    checksum = b"%06o\0" % (_SUM + sum(raw) + sum(digits))
+    return raw.ljust(100, b"\0") + _BEFORE_SIZE + digits + _AFTER_SIZE + checksum + _AFTER_SUM

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from veca.bench.model import CANDIDATES, candidate, model, train_flops
+from veca.bench.model import CANDIDATES, _peak, candidate, model, train_flops
 
 
 def test_the_peers_of_the_same_weights_agree() -> None:
@@ -19,10 +19,16 @@ def test_a_training_step_is_about_three_forward_passes() -> None:
 
 
 def test_every_ratio_is_there(capsys: pytest.CaptureFixture[str]) -> None:
-    results = model(resolutions=[32], repeats=2, memory=False)
+    results = model(resolutions=[32], patches=8, repeats=2, memory=False)
     assert set(results) == {
         *(f"{kind}/r32/{peer}_over_veca" for kind in ("forward", "train") for peer in CANDIDATES[1:]),
         "train/r32/share_of_matrix_rate",
     }
     assert all(value > 0 for value in results.values())
     assert "share_of_matrix_rate" in capsys.readouterr().out
+
+
+def test_memory_is_that_of_the_candidate_alone() -> None:
+    ballast = torch.ones(500_000_000, dtype=torch.uint8)  # a large parent must not hide what a child needs
+    peak = _peak("veca", resolution=128, batch=4)
+    assert len(ballast) / 1024 > peak > 20_000  # kilobytes; twelve layers of 512 tokens, and gradients

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from veca.bench import table
-from veca.bench.table import BENCHMARKS, Goal, check, losses, run_all
+from veca.bench.table import BENCHMARKS, MAX_LOSS, Goal, check, losses, run_all
 
 
 @pytest.fixture
@@ -43,6 +43,11 @@ def test_a_loss_of_more_than_15_percent_fails(fake: dict[str, float], tmp_path: 
         check(baseline=kept)
     assert "share: 0.6, was 0.5" in str(error.value)
     assert losses({"fake": {}}, {"fake": fake}) == []
+
+
+def test_twice_next_to_nothing_is_no_loss() -> None:
+    goal = Goal("share", 0.02, at_most=True)
+    assert goal.loss(0.0006, kept=0.0003) < MAX_LOSS < goal.loss(0.006, kept=0.0003)
 
 
 def test_a_missing_baseline_is_named_before_the_work(fake: dict[str, float], tmp_path: Path) -> None:

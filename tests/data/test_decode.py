@@ -10,7 +10,15 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from veca.data.decode import MAX_PIXELS, BadImage, decode, decode_pixels, image_size
+from veca.data.decode import (
+    MAX_PIXELS,
+    BadImage,
+    _jpeg_header,
+    _walk_jpeg,
+    decode,
+    decode_pixels,
+    image_size,
+)
 
 
 def smooth_picture(width=80, height=56):
@@ -119,6 +127,19 @@ def test_animation_gives_its_first_frame(kind):
     first, second = Image.new("RGB", (40, 30), (250, 0, 0)), Image.new("RGB", (40, 30), (0, 0, 250))
     data = encode(first, kind, save_all=True, append_images=[second], duration=50)
     assert difference(decode(data), first).max() <= 6
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
+@pytest.mark.parametrize("progressive", [False, True])
+@pytest.mark.parametrize("orientation", [1, 6])
+def test_a_walk_over_the_segments_finds_what_libjpeg_finds(mode, progressive, orientation):
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    data = encode(smooth_picture().convert(mode), "JPEG", progressive=progressive, exif=exif)
+    assert _walk_jpeg(data) == _jpeg_header(data)
+    assert (_walk_jpeg(data) is None) == (mode == "CMYK")
+    for length in range(0, 700, 7):  # cut anywhere: never an exception, never another size
+        assert _walk_jpeg(data[:length]) in (None, _walk_jpeg(data))
 
 
 @pytest.mark.parametrize("options", [{}, {"progressive": True}, {"subsampling": 0}])

@@ -108,7 +108,7 @@ def test_an_unreadable_file_is_named(photos, monkeypatch):
     def refuse(*_, **__):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("builtins.open", refuse)
+    monkeypatch.setattr("os.open", refuse)
     with pytest.raises(BadImage, match="unreadable: Permission denied"):
         read_entry(source.root, source.listing.entry(0))
 

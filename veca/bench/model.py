@@ -1,14 +1,17 @@
 """The whole small model, forward and as a training step, beside DINOv3-S and a straightforward VECA.
 
-Times are ratios of turns taken in one run. The machine's own matrix rate, a 2048³ float32 product, takes
-turns with the training steps, so that "share of the matrix rate" means the same on every machine. Peak
-memory is that of a process of its own per candidate.
+Times are ratios of turns taken in one run. Every resolution has a pass of about as many patches, as a
+training step has: 16 images of 256 px, or one of 1024 px. The machine's own matrix rate, as many float32
+products of 2048³ as make up the step's FLOPs, takes turns with the training steps, so that "share of the
+matrix rate" means the same on every machine. Peak memory is that of a process of its own per candidate.
 """
 
+import re
 import resource
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import torch
 import transformers
@@ -17,6 +20,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from veca.bench.measure import Timing, interleave, ratio
 from veca.bench.straightforward import straightforward
+from veca.data.resolutions import PATCH_SIZE
 from veca.model import create_model
 from veca.model.sizes import resolve_size
 from veca.teacher.dinov3 import dinov3_config
@@ -33,13 +37,13 @@ Run = Callable[[Tensor], Tensor]
 
 
 def model(
-    *, resolutions: Sequence[int] = RESOLUTIONS, batch: int = 1, repeats: int = 5, memory: bool = True
+    *, resolutions: Sequence[int] = RESOLUTIONS, patches: int = 4096, repeats: int = 5, memory: bool = True
 ) -> dict[str, float]:
     """Time the small model, forward and training step, against its peers.
 
     Args:
         resolutions: Sides of the image in pixels.
-        batch: Images per pass.
+        patches: About how many patches a pass has; at least one image.
         repeats: Turns that each candidate takes.
         memory: Also measure peak memory, each candidate in a process of its own.
     """
@@ -47,10 +51,11 @@ def model(
     seconds: dict[str, float] = {}
     runs = {name: candidate(name) for name in CANDIDATES}
     for resolution in resolutions:
+        batch = max(1, round(patches / (resolution // PATCH_SIZE) ** 2))
         images = torch.randn(batch, 3, resolution, resolution)
         for kind, step in (("forward", _forward), ("train", _train)):
             found = _time(runs, images, kind, step, repeats=repeats)
-            seconds[f"{kind}/r{resolution}"] = found.pop("seconds")
+            seconds[f"{kind}/r{resolution}"] = found.pop("seconds_per_image")
             results |= found
         if memory:
             results |= _memory(resolution, batch)
@@ -102,21 +107,30 @@ def _time(
     runs: dict[str, Run], images: Tensor, kind: str, step: Callable[[Run, Tensor], None], *, repeats: int
 ) -> dict[str, float]:
     a, b = torch.randn(MATRIX, MATRIX), torch.randn(MATRIX, MATRIX)
+    resolution = images.shape[-1]
+    work = len(images) * train_flops(resolution) / (2 * MATRIX**3)
+    products = max(1, round(work))
+
+    def multiply() -> None:
+        for _ in range(products):
+            a @ b
+
     calls: dict[str, Callable[[], object]] = {
         name: lambda run=run: step(run, images)  # type: ignore[misc]  # mypy does not see the default
         for name, run in runs.items()
     }
-    timings = interleave({**calls, "matrix": lambda: a @ b}, repeats=repeats)
-    resolution = images.shape[-1]
-    results = {"seconds": timings["veca"].median}
+    if kind == "train":
+        calls["matrix"] = multiply
+    timings = interleave(calls, repeats=repeats)
+    results = {"seconds_per_image": timings["veca"].median / len(images)}
     for peer in CANDIDATES[1:]:
         key = f"{kind}/r{resolution}/{peer}_over_veca"
         results[key] = ratio(timings, peer, "veca")
         pairs = zip(timings[peer].seconds, timings["veca"].seconds, strict=True)
         results[f"{key}_spread"] = Timing(tuple(slow / fast for slow, fast in pairs)).spread
     if kind == "train":
-        work = len(images) * train_flops(resolution) / (2 * MATRIX**3)
-        results[f"train/r{resolution}/share_of_matrix_rate"] = work * ratio(timings, "matrix", "veca")
+        share = work / products * ratio(timings, "matrix", "veca")
+        results[f"train/r{resolution}/share_of_matrix_rate"] = share
     return results
 
 
@@ -136,9 +150,17 @@ def _measure_peak(name: str, resolution: int, batch: int) -> None:
     """In a process of its own: how far a training step raises the peak of the resident memory."""
     run = candidate(name)
     _train(run, torch.randn(1, 3, 64, 64))
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = _peak_kilobytes()
     _train(run, torch.randn(batch, 3, resolution, resolution))
-    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+    print(_peak_kilobytes() - before)
+
+
+def _peak_kilobytes() -> int:
+    """This process's own peak; on Linux getrusage starts with that of the process which started it."""
+    status = Path("/proc/self/status")
+    if status.exists() and (found := re.search(r"VmHWM:\s+(\d+) kB", status.read_text(encoding="ascii"))):
+        return int(found[1])
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def _verdict(name: str, value: float) -> str:

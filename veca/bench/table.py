@@ -27,8 +27,11 @@ class Goal(NamedTuple):
         return value <= self.value if self.at_most else value >= self.value
 
     def loss(self, value: float, kept: float) -> float:
-        """How much worse `value` is than the one kept, as a share."""
-        return value / kept - 1 if self.at_most else 1 - value / kept
+        """How much worse `value` is than the one kept, as a share.
+
+        Far below a ceiling, a share of the ceiling: twice next to nothing is no loss.
+        """
+        return (value - kept) / max(kept, self.value) if self.at_most else 1 - value / kept
 
 
 # verb of `veca bench`: (module, function, what its ratios should reach)

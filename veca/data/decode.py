@@ -14,6 +14,7 @@ everything else, and CMYK JPEG, goes through Pillow. Pixels come back upright: E
 import io
 import struct
 import warnings
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -25,6 +26,7 @@ FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 MAX_PIXELS = 89_478_485  # Pillow's own limit, above which it warns of a decompression bomb
 MAX_ASPECT = 32  # bounds the memory of a resize whose short side is fixed
 
+_ORDINARY_FRAMES = (0xC0, 0xC1, 0xC2)  # JPEG markers: baseline, extended and progressive, Huffman-coded
 _ORIENTATION_TAG = 0x0112
 _MIRRORED = (2, 3, 6, 7)  # orientations that need a left-right flip, after the swap of axes from 5 on
 _UPENDED = (3, 4, 7, 8)  # orientations that need a top-bottom flip
@@ -60,9 +62,10 @@ class _JpegHeader(NamedTuple):
 
 def image_size(data: bytes) -> tuple[int, int]:
     """Width and height as displayed, from the header alone."""
-    header = _jpeg_header(data)
+    header = _walk_jpeg(data) or _jpeg_header(data)
     if header is not None:
         width, height, orientation = header
+        _check_size(width, height)
     else:
         image = _open(data)
         (width, height), orientation = image.size, _orientation(image)
@@ -144,18 +147,34 @@ def _jpeg_header(data: bytes) -> _JpegHeader | None:
     return _JpegHeader(width, height, _jpeg_orientation(data))
 
 
+def _walk_jpeg(data: bytes) -> _JpegHeader | None:
+    """What `_jpeg_header` finds in an ordinary file, without setting up a decoder: a fifth of its time."""
+    for marker, start, stop in _jpeg_segments(data):
+        if marker in _ORDINARY_FRAMES and start + 6 <= min(stop, len(data)):
+            bits, height, width, channels = struct.unpack_from(">BHHB", data, start)
+            ordinary = bits == 8 and height and width and channels in (1, 3)
+            return _JpegHeader(width, height, _jpeg_orientation(data)) if ordinary else None
+    return None
+
+
 def _jpeg_orientation(data: bytes) -> int:
-    """Walk the segments to the EXIF one. Pillow would do it too, at a tenth of the cost of a decode."""
+    """From the EXIF segment. Pillow would find it too, at a tenth of the cost of a decode."""
+    for marker, start, stop in _jpeg_segments(data):
+        if marker == 0xE1 and data[start : start + 6] == b"Exif\0\0":
+            return _tiff_orientation(data[start + 6 : stop])
+    return 1
+
+
+def _jpeg_segments(data: bytes) -> Iterator[tuple[int, int, int]]:
+    """Marker, start and stop of each segment before the compressed data."""
     position = 2
     while position + 4 <= len(data) and data[position] == 0xFF:
         marker = data[position + 1]
-        if marker == 0xDA:  # the compressed data starts: nothing we want comes after it
-            break
-        length = int.from_bytes(data[position + 2 : position + 4], "big")
-        if marker == 0xE1 and data[position + 4 : position + 10] == b"Exif\0\0":
-            return _tiff_orientation(data[position + 10 : position + 2 + length])
-        position += 2 + length
-    return 1
+        if marker == 0xDA:
+            return
+        stop = position + 2 + int.from_bytes(data[position + 2 : position + 4], "big")
+        yield marker, position + 4, stop
+        position = stop
 
 
 def _tiff_orientation(tiff: bytes) -> int:
