@@ -385,8 +385,15 @@ def test_the_full_attention_control_trains_by_one_flag(tiny_shards: Path, tmp_pa
     with torch.no_grad():
         expected = model.student.eval()(normalise(images))
     torch.testing.assert_close(open_model(str(tmp_path / "control.ckpt")).at()(images).cls, expected.cls)
-    with pytest.raises(ValueError, match="only `veca probe` opens"):
+    with pytest.raises(ValueError, match="`veca probe` and init_from open"):
         load_model(tmp_path / "control.ckpt")
+    second = make_model(
+        attention="full", size_overrides=None, budgets={5: 1.0}, init_from=str(tmp_path / "control.ckpt")
+    )
+    with torch.no_grad():
+        torch.testing.assert_close(second.student.eval()(normalise(images)).cls, expected.cls)
+    with pytest.raises(ValueError, match="does not fit this student"):
+        make_model(init_from=str(tmp_path / "control.ckpt"))
 
 
 def test_the_control_takes_the_shape_of_a_size_and_no_more() -> None:

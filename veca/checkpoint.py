@@ -87,7 +87,7 @@ def read_pickle(path: Path, *, lazily: bool = False) -> dict[str, Any]:
 def run_model(checkpoint: dict[str, Any], *, source: str) -> Veca:
     """The student of a run's Lightning checkpoint."""
     if CONTROL_KEY in checkpoint:
-        raise ValueError(f"{source} is of a full-attention control, which only `veca probe` opens.")
+        raise ValueError(f"{source} is of a full-attention control, which `veca probe` and init_from open.")
     if SIZE_KEY not in checkpoint:
         raise ValueError(f"{source} has no {SIZE_KEY!r}: its student is not a Veca of ours.")
     size = _size_from_dict(checkpoint[SIZE_KEY], source)

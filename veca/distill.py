@@ -28,7 +28,7 @@ from veca.losses import Losses, distillation_loss
 from veca.model import Veca, create_model
 from veca.model.sizes import resolve_size
 from veca.optim.settings import Optimization
-from veca.student import NUM_GLOBAL, TransformersStudent, control_shape
+from veca.student import NUM_GLOBAL, TransformersStudent, control_shape, load_control
 from veca.teacher import CachedTargets, Teacher
 from veca.types import Batch, Features, Targets
 
@@ -374,7 +374,7 @@ def _make_student(
 
 
 def _load_weights(student: nn.Module, source: str) -> None:
-    tensors = load_model(source).state_dict()
+    tensors = (load_control(source) or load_model(source)).state_dict()
     try:
         student.load_state_dict(tensors)
     except RuntimeError as error:

@@ -11,13 +11,14 @@ Shapes: B batch, C global tokens (CLS and registers), N patches, D width.
 """
 
 from collections.abc import Mapping
-from typing import Any, Self
+from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
 from torch import Tensor, nn
 
-from veca.checkpoint import CONTROL_KEY, student_tensors
+from veca.checkpoint import CONTROL_KEY, read_pickle, student_tensors
 from veca.data.resolutions import PATCH_SIZE
 from veca.model.sizes import Size, resolve_size
 from veca.teacher.base import check_images
@@ -75,16 +76,6 @@ class TransformersStudent(nn.Module):
             nn.init.trunc_normal_(self.output_proj.weight, std=0.02)
             nn.init.zeros_(self.output_proj.bias)
 
-    @classmethod
-    def of_checkpoint(cls, checkpoint: dict[str, Any], *, source: str) -> Self:
-        """The control that a run's checkpoint holds; see `CONTROL_KEY`."""
-        student = cls(**checkpoint[CONTROL_KEY])
-        try:
-            student.load_state_dict(student_tensors(checkpoint))
-        except RuntimeError as error:
-            raise ValueError(f"{source} does not hold the control it tells of: {error}") from None
-        return student
-
     @property
     def budgets(self) -> tuple[int, ...]:
         """The one budget there is: all global tokens."""
@@ -117,3 +108,19 @@ class TransformersStudent(nn.Module):
     def compile_blocks(self, **options: Any) -> None:
         """Compile in place; parameter names do not change. `options` go to `torch.compile`."""
         self.model.compile(**{"dynamic": True, **options})
+
+
+def load_control(source: str | Path) -> TransformersStudent | None:
+    """The full-attention control of a run's checkpoint; None for a checkpoint or model of any other kind."""
+    path = Path(source)
+    if path.suffix != ".ckpt" or not path.is_file():
+        return None
+    checkpoint = read_pickle(path, lazily=True)
+    if CONTROL_KEY not in checkpoint:
+        return None
+    control = TransformersStudent(**checkpoint[CONTROL_KEY])
+    try:
+        control.load_state_dict(student_tensors(checkpoint))
+    except RuntimeError as error:
+        raise ValueError(f"{source} does not hold the control it tells of: {error}") from None
+    return control

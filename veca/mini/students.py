@@ -6,11 +6,11 @@ from typing import Any
 
 from torch import Tensor
 
-from veca.checkpoint import CONTROL_KEY, read_pickle, run_model
+from veca.checkpoint import load_model
 from veca.model import Veca
 from veca.model.sizes import resolve_size
 from veca.probes.models import random_model
-from veca.student import TransformersStudent
+from veca.student import TransformersStudent, load_control
 from veca.teacher.base import IMAGENET, Encoding, Teacher
 from veca.types import Features
 
@@ -25,10 +25,7 @@ def open_student(source: str | Path) -> Student:
     if str(source).startswith(RANDOM):
         size = replace(resolve_size("tiny", OVERRIDES), out_width=TARGET_WIDTH)
         return random_model(size, seed=int(str(source).removeprefix(RANDOM)))
-    content = read_pickle(Path(source))
-    if CONTROL_KEY in content:
-        return TransformersStudent.of_checkpoint(content, source=str(source)).eval()
-    return run_model(content, source=str(source)).eval()
+    return (load_control(source) or load_model(source)).eval()
 
 
 class MeanPatch(Teacher):

@@ -17,14 +17,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
-from pathlib import Path
 from typing import Self
 
 import torch
 import transformers
 from torch import Tensor, nn
 
-from veca.checkpoint import CONTROL_KEY, load_model, read_pickle
+from veca.checkpoint import load_model
 from veca.model import SIZES, Size, Veca
 from veca.probes.networks import (
     RAW_SIDE,
@@ -37,7 +36,7 @@ from veca.probes.networks import (
     network_of,
 )
 from veca.probes.types import Backbone, ProbeFeatures, Task
-from veca.student import TransformersStudent
+from veca.student import TransformersStudent, load_control
 from veca.teacher.base import Teacher
 from veca.teacher.hub import load_network
 
@@ -166,7 +165,7 @@ def _open_network(spec: str, *, seed: int | None, allow_remote_code: bool) -> Ne
     if kind in PEERS or (kind == "hf" and rest):
         model, normalisation = load_network(rest or _hub_id(kind))
         return network_of(model if seed is None else _fresh(model, seed), normalisation)
-    if (control := _load_control(spec)) is not None:
+    if (control := load_control(spec)) is not None:
         return ControlNetwork(control if seed is None else _fresh_control(control, seed))
     student = _load_veca(spec)
     return VecaNetwork(student if seed is None else random_model(student.size, seed=seed))
@@ -179,15 +178,6 @@ def _fresh(model: nn.Module, seed: int) -> nn.Module:
         torch.manual_seed(seed)
         fresh: nn.Module = type(model)(model.config)
     return fresh
-
-
-def _load_control(spec: str) -> TransformersStudent | None:
-    """The student of a run's checkpoint where that is the full-attention control."""
-    path = Path(spec)
-    if path.suffix != ".ckpt" or not path.is_file():
-        return None
-    content = read_pickle(path, lazily=True)
-    return TransformersStudent.of_checkpoint(content, source=spec) if CONTROL_KEY in content else None
 
 
 def _fresh_control(control: TransformersStudent, seed: int) -> TransformersStudent:
