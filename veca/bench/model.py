@@ -37,7 +37,7 @@ Run = Callable[[Tensor], Tensor]
 
 
 def model(
-    *, resolutions: Sequence[int] = RESOLUTIONS, patches: int = 4096, repeats: int = 5, memory: bool = True
+    *, resolutions: Sequence[int] = RESOLUTIONS, patches: int = 4096, repeats: int = 3, memory: bool = True
 ) -> dict[str, float]:
     """Time the small model, forward and training step, against its peers.
 

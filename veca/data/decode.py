@@ -26,6 +26,7 @@ FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 MAX_PIXELS = 89_478_485  # Pillow's own limit, above which it warns of a decompression bomb
 MAX_ASPECT = 32  # bounds the memory of a resize whose short side is fixed
 
+_APP1 = 0xE1  # the JPEG marker of a segment that may be EXIF
 _ORDINARY_FRAMES = (0xC0, 0xC1, 0xC2)  # JPEG markers: baseline, extended and progressive, Huffman-coded
 _ORIENTATION_TAG = 0x0112
 _MIRRORED = (2, 3, 6, 7)  # orientations that need a left-right flip, after the swap of axes from 5 on
@@ -149,20 +150,25 @@ def _jpeg_header(data: bytes) -> _JpegHeader | None:
 
 def _walk_jpeg(data: bytes) -> _JpegHeader | None:
     """What `_jpeg_header` finds in an ordinary file, without setting up a decoder: a fifth of its time."""
+    frame, orientation = 0, None
     for marker, start, stop in _jpeg_segments(data):
-        if marker in _ORDINARY_FRAMES and start + 6 <= min(stop, len(data)):
-            bits, height, width, channels = struct.unpack_from(">BHHB", data, start)
-            ordinary = bits == 8 and height and width and channels in (1, 3)
-            return _JpegHeader(width, height, _jpeg_orientation(data)) if ordinary else None
-    return None
+        if marker in _ORDINARY_FRAMES:
+            frame = start
+        elif marker == _APP1 and orientation is None:
+            orientation = _exif_orientation(data[start:stop])
+    if not frame or frame + 6 > len(data):
+        return None
+    bits, height, width, channels = struct.unpack_from(">BHHB", data, frame)
+    ordinary = bits == 8 and height and width and channels in (1, 3)
+    return _JpegHeader(width, height, orientation or 1) if ordinary else None
 
 
 def _jpeg_orientation(data: bytes) -> int:
-    """From the EXIF segment. Pillow would find it too, at a tenth of the cost of a decode."""
-    for marker, start, stop in _jpeg_segments(data):
-        if marker == 0xE1 and data[start : start + 6] == b"Exif\0\0":
-            return _tiff_orientation(data[start + 6 : stop])
-    return 1
+    """Pillow would find it too, at a tenth of the cost of a decode."""
+    found = (
+        _exif_orientation(data[start:stop]) for marker, start, stop in _jpeg_segments(data) if marker == _APP1
+    )
+    return next((orientation for orientation in found if orientation), 1)
 
 
 def _jpeg_segments(data: bytes) -> Iterator[tuple[int, int, int]]:
@@ -177,8 +183,11 @@ def _jpeg_segments(data: bytes) -> Iterator[tuple[int, int, int]]:
         position = stop
 
 
-def _tiff_orientation(tiff: bytes) -> int:
-    """The orientation tag of a TIFF header's first directory; 1 (upright) where it makes no sense."""
+def _exif_orientation(segment: bytes) -> int | None:
+    """The orientation tag of an EXIF segment's first directory; 1 (upright) where it makes no sense."""
+    if segment[:6] != b"Exif\0\0":
+        return None
+    tiff = segment[6:]
     order = {b"II": "<", b"MM": ">"}.get(tiff[:2])
     if order is None:
         return 1
