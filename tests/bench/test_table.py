@@ -45,6 +45,23 @@ def test_a_loss_of_more_than_15_percent_fails(fake: dict[str, float], tmp_path: 
     assert losses({"fake": {}}, {"fake": fake}) == []
 
 
+def test_a_part_leaves_the_rest_of_the_file(fake: dict[str, float], tmp_path: Path) -> None:
+    out = tmp_path / "bench.json"
+    out.write_text(json.dumps({"fake": {"speed": 1.0}, "other": {"x": 2.0}}))
+    run_all(out=out, only=["fake"])
+    assert json.loads(out.read_text()) == {"fake": fake, "other": {"x": 2.0}}
+
+
+def test_what_is_measured_is_kept_when_the_next_one_fails(
+    fake: dict[str, float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = ("fake_bench", "no_such_function", ())
+    monkeypatch.setattr(table, "BENCHMARKS", table.BENCHMARKS | {"broken": broken})
+    with pytest.raises(AttributeError):
+        run_all(out=tmp_path / "bench.json")
+    assert json.loads((tmp_path / "bench.json").read_text()) == {"fake": fake}
+
+
 def test_twice_next_to_nothing_is_no_loss() -> None:
     goal = Goal("share", 0.02, at_most=True)
     assert goal.loss(0.0006, kept=0.0003) < MAX_LOSS < goal.loss(0.006, kept=0.0003)

@@ -67,3 +67,16 @@ def test_a_write_that_is_taken_in_part_is_completed(tmp_path, monkeypatch):
     data = (tmp_path / "x.tar").read_bytes()
     assert len(data) == writer.bytes
     assert hashlib.sha256(data).hexdigest() == writer.sha256
+
+
+@pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="needs posix_fadvise")
+def test_the_disk_is_given_each_byte_once(tmp_path, monkeypatch):
+    given = []
+    monkeypatch.setattr("data_prep.writer._PIECE", 1500)
+    monkeypatch.setattr("os.posix_fadvise", lambda file, start, length, advice: given.append((start, length)))
+    with SampleWriter(tmp_path / "x.tar") as writer:
+        for number in range(9):
+            writer.write(f"a-{number}", SAMPLES[0][1])
+    assert len(given) > 3
+    ends = [start + length for start, length in given]
+    assert [start for start, _ in given] == [0, *ends[:-1]]

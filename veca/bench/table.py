@@ -6,6 +6,7 @@
 """
 
 import json
+from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
@@ -91,10 +92,13 @@ def run_all(*, out: Path = Path("bench.json"), only: list[str] | None = None) ->
 
     Args:
         out: JSON to write.
-        only: Names of benchmarks, where not all of them are wanted.
+        only: Names of benchmarks, where not all of them are wanted; what `out` holds of the others stays.
     """
-    results = _run(only)
-    write_text_atomic(out, json.dumps(results, indent=1) + "\n")
+    kept = json.loads(out.read_text(encoding="utf-8")) if only and out.is_file() else {}
+    results = {}
+    for name, found in _run(only):
+        results[name] = found
+        write_text_atomic(out, json.dumps(kept | results, indent=1) + "\n")
     print(f"\n{_table(results)}\n\n{out}")
 
 
@@ -110,7 +114,7 @@ def check(*, baseline: Path = BASELINE, only: list[str] | None = None) -> None:
             f"baseline = {baseline}: no such file. Make it while it is quiet: veca bench all --out {baseline}"
         )
     kept = json.loads(baseline.read_text(encoding="utf-8"))
-    results = _run(only)
+    results = dict(_run(only))
     print(f"\n{_table(results)}")
     lost = losses(results, kept)
     if lost:
@@ -130,16 +134,14 @@ def losses(results: dict[str, dict[str, float]], kept: dict[str, dict[str, float
     return lines
 
 
-def _run(only: list[str] | None) -> dict[str, dict[str, float]]:
+def _run(only: list[str] | None) -> Iterator[tuple[str, dict[str, float]]]:
     unknown = sorted(set(only or ()) - set(BENCHMARKS))
     if unknown:
         raise ValueError(f"only: no benchmark {', '.join(unknown)}; there are {', '.join(BENCHMARKS)}.")
-    results = {}
     for name, (module, function, _) in BENCHMARKS.items():
         if only is None or name in only:
             print(f"== {name}", flush=True)
-            results[name] = getattr(import_module(module), function)()
-    return results
+            yield name, getattr(import_module(module), function)()
 
 
 def _table(results: dict[str, dict[str, float]]) -> str:
