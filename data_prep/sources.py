@@ -99,7 +99,7 @@ def read_entry(root: Path, entry: Entry) -> bytes:
 
 
 def _read_file(path: str) -> bytes:
-    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)  # a file object would cost a third of the time
+    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)  # less to do than for a file object
     try:
         size = os.fstat(file).st_size
         if size > MAX_FILE_BYTES:

@@ -140,6 +140,7 @@ def test_a_walk_over_the_segments_finds_what_libjpeg_finds(mode, progressive, or
     assert (_walk_jpeg(data) is None) == (mode == "CMYK")
     for length in range(0, 700, 7):  # cut anywhere: never an exception, never another size
         assert _walk_jpeg(data[:length]) in (None, _walk_jpeg(data))
+    assert _walk_jpeg(b"ab" + data[2:]) is None  # no JPEG, whatever follows
 
 
 @pytest.mark.parametrize("options", [{}, {"progressive": True}, {"subsampling": 0}])

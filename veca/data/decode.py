@@ -26,6 +26,7 @@ FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 MAX_PIXELS = 89_478_485  # Pillow's own limit, above which it warns of a decompression bomb
 MAX_ASPECT = 32  # bounds the memory of a resize whose short side is fixed
 
+_JPEG_START = b"\xff\xd8\xff"
 _APP1 = 0xE1  # the JPEG marker of a segment that may be EXIF
 _ORDINARY_FRAMES = (0xC0, 0xC1, 0xC2)  # JPEG markers: baseline, extended and progressive, Huffman-coded
 _ORIENTATION_TAG = 0x0112
@@ -66,7 +67,6 @@ def image_size(data: bytes) -> tuple[int, int]:
     header = _walk_jpeg(data) or _jpeg_header(data)
     if header is not None:
         width, height, orientation = header
-        _check_size(width, height)
     else:
         image = _open(data)
         (width, height), orientation = image.size, _orientation(image)
@@ -136,7 +136,7 @@ def _divisor(available: int, needed: int) -> int:
 
 def _jpeg_header(data: bytes) -> _JpegHeader | None:
     """None where Pillow has to look: no JPEG, CMYK, or a header libjpeg-turbo does not understand."""
-    if data[:3] != b"\xff\xd8\xff":
+    if data[:3] != _JPEG_START:
         return None
     try:
         height, width, colorspace, _ = simplejpeg.decode_jpeg_header(data)
@@ -149,7 +149,9 @@ def _jpeg_header(data: bytes) -> _JpegHeader | None:
 
 
 def _walk_jpeg(data: bytes) -> _JpegHeader | None:
-    """What `_jpeg_header` finds in an ordinary file, without setting up a decoder: a fifth of its time."""
+    """What `_jpeg_header` finds in an ordinary file, without setting up a decoder."""
+    if data[:3] != _JPEG_START:
+        return None
     frame, orientation = 0, None
     for marker, start, stop in _jpeg_segments(data):
         if marker in _ORDINARY_FRAMES:
@@ -159,8 +161,10 @@ def _walk_jpeg(data: bytes) -> _JpegHeader | None:
     if not frame or frame + 6 > len(data):
         return None
     bits, height, width, channels = struct.unpack_from(">BHHB", data, frame)
-    ordinary = bits == 8 and height and width and channels in (1, 3)
-    return _JpegHeader(width, height, orientation or 1) if ordinary else None
+    if bits != 8 or not height or not width or channels not in (1, 3):
+        return None
+    _check_size(width, height)
+    return _JpegHeader(width, height, orientation or 1)
 
 
 def _jpeg_orientation(data: bytes) -> int:
