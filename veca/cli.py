@@ -7,6 +7,7 @@ from importlib import import_module
 
 from jsonargparse import auto_cli
 
+from veca.memory import keep_memory
 from veca.signals import stop_signals
 from veca.words import spell_out
 
@@ -87,6 +88,7 @@ def main(argv: list[str] | None = None) -> None:
         raise SystemExit(f"veca: error: no verb {verb!r}.\n\n{_usage()}")
     module, name, _ = VERBS[verb]
     catching = stop_signals.caught(ends_process=argv is None) if verb == "fit" else nullcontext()
+    keep_memory()
     try:
         with catching:
             function = getattr(import_module(module), name)

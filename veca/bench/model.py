@@ -21,6 +21,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from veca.bench.measure import Timing, interleave, ratio
 from veca.bench.straightforward import straightforward
 from veca.data.resolutions import PATCH_SIZE
+from veca.memory import keep_memory
 from veca.model import create_model
 from veca.model.sizes import resolve_size
 from veca.teacher.dinov3 import dinov3_config
@@ -56,14 +57,16 @@ def model(
         for kind, step in (("forward", _forward), ("train", _train)):
             found = _time(runs, images, kind, step, repeats=repeats)
             seconds[f"{kind}/r{resolution}"] = found.pop("seconds_per_image")
-            results |= found
+            results |= _said(found)
         if memory:
-            results |= _memory(resolution, batch)
-    for kind in ("forward", "train"):
-        if {512, 1024} <= set(resolutions):
-            results[f"{kind}/time_1024_over_512"] = seconds[f"{kind}/r1024"] / seconds[f"{kind}/r512"]
-    for name, value in results.items():
-        print(f"{name:44} {value:8.3f}{_verdict(name, value)}")
+            results |= _said(_memory(resolution, batch))
+    if {512, 1024} <= set(resolutions):
+        results |= _said(
+            {
+                f"{kind}/time_1024_over_512": seconds[f"{kind}/r1024"] / seconds[f"{kind}/r512"]
+                for kind in ("forward", "train")
+            }
+        )
     return {name: value for name, value in results.items() if not name.endswith("spread")}
 
 
@@ -163,6 +166,13 @@ def _peak_kilobytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
+def _said(results: dict[str, float]) -> dict[str, float]:
+    """Printed as they come: the whole takes ten minutes."""
+    for name, value in results.items():
+        print(f"{name:44} {value:8.3f}{_verdict(name, value)}", flush=True)
+    return results
+
+
 def _verdict(name: str, value: float) -> str:
     if name.endswith("_over_veca"):
         return "" if value >= 1 else "  below 1: MISSED"
@@ -174,4 +184,5 @@ def _verdict(name: str, value: float) -> str:
 
 
 if __name__ == "__main__":
+    keep_memory()  # as `veca` itself does
     _measure_peak(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
