@@ -19,6 +19,8 @@ from typing import Any, TypeVar
 
 from tqdm import tqdm
 
+from veca.memory import keep_memory
+
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 
@@ -77,6 +79,7 @@ def _run_here(
     function: Callable[[Task], Result], tasks: Iterator[Task], workers: int, bar: "tqdm[Any]"
 ) -> Iterator[Result]:
     global _report
+    keep_memory()
     for task in tasks:
         _report = bar.update
         try:
@@ -130,6 +133,7 @@ def _start_worker(done: Any, stop: Any) -> None:
             done.value += count
 
     _report = report
+    keep_memory()
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # at Ctrl-C the parent speaks for all
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
