@@ -182,21 +182,28 @@ def _collect(source: Source, looks: Iterable[Look], file: IO[str] | None) -> Rep
 def _find_copies(
     listing: Listing, contents: NDArray[np.uint64], file: IO[str] | None
 ) -> tuple[int, list[tuple[str, str]]]:
-    """Count files whose content came before (in the order of names), and name a few."""
-    order = np.argsort(contents, kind="stable")
+    """Count files with the content of another, the original being the first by name, and name a few.
+
+    No list of names is made: a million files may be copies of one. Their order is that of their hashes, which
+    does not depend on the order in which workers looked at them.
+    """
+    order = np.lexsort((listing.hashes(), contents))
     ordered = contents[order]
     starts = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1])))
+    stops = np.append(starts[1:], len(order))
     examples: list[tuple[str, str]] = []
-    copies = 0
-    for start, stop in zip(starts, [*starts[1:], len(order)], strict=True):
-        if stop - start < 2:
-            continue
-        original, *others = sorted(listing.entry(int(i)).name for i in order[start:stop])
-        copies += len(others)
-        examples += [(copy, original) for copy in others[: _EXAMPLES - len(examples)]]
-        if file:
-            file.writelines(json.dumps({"path": copy, "copy_of": original}) + "\n" for copy in others)
-    return copies, examples
+    for group in np.flatnonzero(stops - starts > 1):
+        members = order[starts[group] : stops[group]]
+        first = min(members, key=listing.raw_name)
+        original = listing.entry(int(first)).name
+        for copy in (listing.entry(int(i)).name for i in members if i != first):
+            if len(examples) < _EXAMPLES:
+                examples.append((copy, original))
+            elif not file:
+                break
+            if file:
+                file.write(json.dumps({"path": copy, "copy_of": original}) + "\n")
+    return len(order) - len(starts), examples
 
 
 def _count_splits(listing: Listing, streams: Sequence[Stream]) -> dict[str, int]:

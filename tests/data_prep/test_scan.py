@@ -2,11 +2,14 @@
 
 import json
 import tarfile
+import tracemalloc
 import zipfile
 
+import numpy as np
 import pytest
 
-from data_prep.scan import scan
+from data_prep.listing import ListingBuilder
+from data_prep.scan import _find_copies, scan
 
 
 def _spoil(photos, jpegs, picture, encode):
@@ -64,3 +67,23 @@ def test_splits_and_broken_archives(tmp_path, jpegs):
     assert report.splits["train"] == 5
     assert report.reasons["broken archive"] == 1
     assert report.reject_examples[0].path == "val/patch0.tar.gz"
+
+
+def test_copies_are_found_without_a_list_of_their_names(tmp_path):
+    count, builder = 20_000, ListingBuilder()
+    for i in range(count):
+        builder.add(f"folder/an_image_with_a_usual_name_{i:06d}.jpg", size=1)
+    listing, contents = builder.finish(), np.ones(count, dtype=np.uint64)
+    contents[:2] = 0
+    tracemalloc.start()
+    try:
+        copies, examples = _find_copies(listing, contents, None)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert copies == count - 2
+    assert {original[-10:] for _, original in examples} == {"000000.jpg", "000002.jpg"}
+    assert peak / count < 80  # one name as an object has 90
+    with (tmp_path / "findings").open("w") as file:
+        _find_copies(listing, contents, file)
+    assert len((tmp_path / "findings").read_text().splitlines()) == copies
