@@ -27,6 +27,7 @@ from veca.data.cached import CacheSpec, spec_problems
 from veca.data.download import is_url
 from veca.data.loader import WorkerOptions
 from veca.data.sources import Source, check_shards, open_sources
+from veca.memory import keep_memory
 from veca.preempt import leave_signals_alone
 from veca.teacher import CachedTargets, Teacher
 
@@ -203,6 +204,7 @@ def _predict(
     devices: Devices,
     workers: int | None,
 ) -> None:
+    keep_memory()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", r".isinstance\(treespec, LeafSpec\). is deprecated")
         warnings.filterwarnings("ignore", "The `srun` command is available")

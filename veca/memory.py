@@ -2,6 +2,7 @@
 
 A training step on a CPU allocates and frees gigabytes. The C library gives every large piece back to the
 system at once, and gets it again page by page, each one zeroed first: 15 % of a step of `small` at 256 px.
+Kept, it stays with the process: as much as its peak, and no more.
 """
 
 import ctypes
@@ -11,7 +12,7 @@ _PIECE = 64 * 2**20  # by which the heap grows
 
 
 def keep_memory() -> bool:
-    """Let this process keep what it frees, up to its own peak; False where the C library has no such switch."""
+    """Let this process keep what it frees; False where the C library has no such switch."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:  # not glibc
         return False

@@ -16,6 +16,7 @@ def test_a_training_step_is_about_three_forward_passes() -> None:
     small, large = train_flops(256), train_flops(512)
     assert large / small == pytest.approx((1024 + 64) / (256 + 64), rel=0.01)  # linear in the tokens
     assert 2 * 3 * 21e6 * 256 < small < 2 * 3 * 24e6 * 320 * 1.2
+    assert train_flops(256, budget=8) / small == pytest.approx((256 + 8) / (256 + 64), rel=0.05)
 
 
 def test_every_ratio_is_there(capsys: pytest.CaptureFixture[str]) -> None:
@@ -30,5 +31,5 @@ def test_every_ratio_is_there(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_memory_is_that_of_the_candidate_alone() -> None:
     ballast = torch.ones(500_000_000, dtype=torch.uint8)  # a large parent must not hide what a child needs
-    peak = _peak("veca", resolution=128, batch=4)
+    peak = _peak("veca", resolution=128, batch=4, budget=64)
     assert len(ballast) / 1024 > peak > 20_000  # kilobytes; twelve layers of 512 tokens, and gradients

@@ -6,7 +6,8 @@ Four runs of the same student on the same images at 256 px, in turns, through `v
 * `fp16`, `int8`: targets come from a cache;
 * `memory`: images are read and decoded all the same, random targets lie in memory.
 
-`cached_speedup` is live / fp16 in seconds per step (≥ 1.4), `reading_share` fp16 / memory (≤ 1.1).
+`cached_speedup` is live / fp16 in seconds per step (≥ 1.4), `flop_speedup` the same by arithmetic: what it
+would be if student, teacher and optimizer all ran at one rate. `reading_share` is fp16 / memory (≤ 1.1).
 `int8_read_share` is what a worker does for int8 targets in a cold file, as a share of fp16 (< 1); int8 is
 opened later, on the device.
 """
@@ -21,6 +22,13 @@ from typing import Any
 import torch
 from lightning.pytorch import Trainer
 
+from veca.bench.costs import (
+    meta_student,
+    meta_teacher,
+    polar_flops_per_rank,
+    student_flops,
+    teacher_flops,
+)
 from veca.bench.loader import write_shards
 from veca.bench.loop import BUDGETS, StepClock, one_thread, quiet_lightning
 from veca.bench.measure import Timing, interleave, ratio
@@ -34,18 +42,20 @@ from veca.data.reader import Sample, ShardReader
 from veca.data.resolutions import PATCH_SIZE, Phase, ResolutionSchedule
 from veca.data.sources import open_sources
 from veca.distill import Distill
+from veca.model.sizes import resolve_size
 from veca.optim.settings import Optimization
+from veca.optim.split import split_parameters
 from veca.teacher import CachedTargets, OfflineTeacher, Teacher
 from veca.types import Targets
 
 RESOLUTION = 256
-BATCH_SIZE = 16  # an update costs as much as several images; a small batch would time the optimizer
+BATCH_SIZE = 32  # an update costs as much as several images; a small batch would time the optimizer
 UNTIMED = 1  # the first step makes the optimizer's state
 CACHES = ("fp16", "int8")
 
 
 def run(
-    *, size: str = "small", num_images: int = 48, num_steps: int = 2, repeats: int = 3
+    *, size: str = "small", num_images: int = 64, num_steps: int = 1, repeats: int = 3
 ) -> dict[str, float]:
     """Measure on generated photos; `size` is the student's and the teacher's.
 
@@ -60,7 +70,22 @@ def run(
         teacher = OfflineTeacher(size)
         caches = {dtype: _make_cache(folder, teacher, dtype) for dtype in CACHES}
         results = _train(folder, teacher, caches, size=size, num_steps=num_steps, repeats=repeats)
+        results["flop_speedup"] = flop_speedup(size)
         return results | _read(folder, caches, repeats=max(3, repeats))
+
+
+def flop_speedup(size: str, *, batch_size: int = BATCH_SIZE) -> float:
+    """FLOPs of a step with a live teacher over those of one without, mean over the budgets."""
+    shape = resolve_size(size, {})
+    student = meta_student(size, {}, teacher_width=shape.width)
+    forward = sum(
+        weight * student_flops(student, resolution=RESOLUTION, budget=budget)
+        for budget, weight in BUDGETS.items()
+    ) / sum(BUDGETS.values())
+    matrices = [matrix.shape for _, matrix in split_parameters(student).matrices]
+    update = polar_flops_per_rank(matrices, num_ranks=1) / batch_size
+    teacher = teacher_flops(meta_teacher(shape, gated=False), resolution=RESOLUTION)
+    return 1 + teacher / (3 * forward + update)
 
 
 def _train(

@@ -38,28 +38,34 @@ Run = Callable[[Tensor], Tensor]
 
 
 def model(
-    *, resolutions: Sequence[int] = RESOLUTIONS, patches: int = 4096, repeats: int = 3, memory: bool = True
+    *,
+    resolutions: Sequence[int] = RESOLUTIONS,
+    budget: int = BUDGET,
+    patches: int = 4096,
+    repeats: int = 3,
+    memory: bool = True,
 ) -> dict[str, float]:
     """Time the small model, forward and training step, against its peers.
 
     Args:
         resolutions: Sides of the image in pixels.
+        budget: Active cores.
         patches: About how many patches a pass has; at least one image.
         repeats: Turns that each candidate takes.
         memory: Also measure peak memory, each candidate in a process of its own.
     """
     results: dict[str, float] = {}
     seconds: dict[str, float] = {}
-    runs = {name: candidate(name) for name in CANDIDATES}
+    runs = {name: candidate(name, budget=budget) for name in CANDIDATES}
     for resolution in resolutions:
         batch = max(1, round(patches / (resolution // PATCH_SIZE) ** 2))
         images = torch.randn(batch, 3, resolution, resolution)
         for kind, step in (("forward", _forward), ("train", _train)):
-            found = _time(runs, images, kind, step, repeats=repeats)
+            found = _time(runs, images, kind, step, budget=budget, repeats=repeats)
             seconds[f"{kind}/r{resolution}"] = found.pop("seconds_per_image")
             results |= _said(found)
         if memory:
-            results |= _said(_memory(resolution, batch))
+            results |= _said(_memory(resolution, batch, budget))
     if {512, 1024} <= set(resolutions):
         results |= _said(
             {
@@ -70,7 +76,7 @@ def model(
     return {name: value for name, value in results.items() if not name.endswith("spread")}
 
 
-def candidate(name: str, *, seed: int = 0) -> Run:
+def candidate(name: str, *, budget: int = BUDGET, seed: int = 0) -> Run:
     """Images → one tensor of features that a backward pass can start from."""
     torch.manual_seed(seed)
     if name == "dinov3":
@@ -81,18 +87,18 @@ def candidate(name: str, *, seed: int = 0) -> Run:
     student = create_model(SIZE)
     student.augment_rope = False
     if name == "veca":
-        return lambda images: student(images, budget=BUDGET).patches
-    return lambda images: straightforward(student, images, BUDGET).patches
+        return lambda images: student(images, budget=budget).patches
+    return lambda images: straightforward(student, images, budget).patches
 
 
-def train_flops(resolution: int) -> int:
+def train_flops(resolution: int, budget: int = BUDGET) -> int:
     """FLOPs of one image's forward and backward pass, counted by torch on the meta device."""
     with torch.device("meta"):
         student = create_model(SIZE)
         images = torch.empty(1, 3, resolution, resolution)
     counter = FlopCounterMode(display=False)
     with counter:
-        student(images, budget=BUDGET).patches.sum().backward()
+        student(images, budget=budget).patches.sum().backward()
     total: int = counter.get_total_flops()
     return total
 
@@ -107,11 +113,17 @@ def _train(run: Run, images: Tensor) -> None:
 
 
 def _time(
-    runs: dict[str, Run], images: Tensor, kind: str, step: Callable[[Run, Tensor], None], *, repeats: int
+    runs: dict[str, Run],
+    images: Tensor,
+    kind: str,
+    step: Callable[[Run, Tensor], None],
+    *,
+    budget: int,
+    repeats: int,
 ) -> dict[str, float]:
     a, b = torch.randn(MATRIX, MATRIX), torch.randn(MATRIX, MATRIX)
     resolution = images.shape[-1]
-    work = len(images) * train_flops(resolution) / (2 * MATRIX**3)
+    work = len(images) * train_flops(resolution, budget) / (2 * MATRIX**3)
     products = max(1, round(work))
 
     def multiply() -> None:
@@ -137,21 +149,22 @@ def _time(
     return results
 
 
-def _memory(resolution: int, batch: int) -> dict[str, float]:
-    peaks = {name: _peak(name, resolution, batch) for name in CANDIDATES}
+def _memory(resolution: int, batch: int, budget: int) -> dict[str, float]:
+    peaks = {name: _peak(name, resolution=resolution, batch=batch, budget=budget) for name in CANDIDATES}
     return {
         f"train/r{resolution}/{peer}_memory_over_veca": peaks[peer] / peaks["veca"] for peer in CANDIDATES[1:]
     }
 
 
-def _peak(name: str, resolution: int, batch: int) -> float:
-    command = [sys.executable, "-m", "veca.bench.model", name, str(resolution), str(batch)]
+def _peak(name: str, *, resolution: int, batch: int, budget: int) -> float:
+    numbers = map(str, (resolution, batch, budget))
+    command = [sys.executable, "-m", "veca.bench.model", name, *numbers]
     return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
-def _measure_peak(name: str, resolution: int, batch: int) -> None:
+def _measure_peak(name: str, resolution: int, batch: int, budget: int) -> None:
     """In a process of its own: how far a training step raises the peak of the resident memory."""
-    run = candidate(name)
+    run = candidate(name, budget=budget)
     _train(run, torch.randn(1, 3, 64, 64))
     before = _peak_kilobytes()
     _train(run, torch.randn(batch, 3, resolution, resolution))
@@ -185,4 +198,4 @@ def _verdict(name: str, value: float) -> str:
 
 if __name__ == "__main__":
     keep_memory()  # as `veca` itself does
-    _measure_peak(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+    _measure_peak(sys.argv[1], *map(int, sys.argv[2:]))
