@@ -46,6 +46,7 @@ from veca.model.sizes import resolve_size
 from veca.optim.settings import Optimization
 from veca.optim.split import split_parameters
 from veca.teacher import CachedTargets, OfflineTeacher, Teacher
+from veca.teacher.dinov3 import is_gated
 from veca.types import Targets
 
 RESOLUTION = 256
@@ -74,17 +75,17 @@ def run(
         return results | _read(folder, caches, repeats=max(3, repeats))
 
 
-def flop_speedup(size: str, *, batch_size: int = BATCH_SIZE) -> float:
+def flop_speedup(size: str, *, resolution: int = RESOLUTION, batch_size: int = BATCH_SIZE) -> float:
     """FLOPs of a step with a live teacher over those of one without, mean over the budgets."""
     shape = resolve_size(size, {})
     student = meta_student(size, {}, teacher_width=shape.width)
     forward = sum(
-        weight * student_flops(student, resolution=RESOLUTION, budget=budget)
+        weight * student_flops(student, resolution=resolution, budget=budget)
         for budget, weight in BUDGETS.items()
     ) / sum(BUDGETS.values())
     matrices = [matrix.shape for _, matrix in split_parameters(student).matrices]
     update = polar_flops_per_rank(matrices, num_ranks=1) / batch_size
-    teacher = teacher_flops(meta_teacher(shape, gated=False), resolution=RESOLUTION)
+    teacher = teacher_flops(meta_teacher(shape, gated=is_gated(size)), resolution=resolution)
     return 1 + teacher / (3 * forward + update)
 
 
