@@ -33,7 +33,7 @@ from veca.probes.sweep import RANDOM
 from veca.run import METRICS_NAME, read_metrics
 
 BESIDE = Path("../shared/data")
-STEPS = 1000
+STEPS = 900
 LABELS = {"nested": "nested", "fixed": "fixed", "full": "control"}
 
 
