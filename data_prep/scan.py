@@ -7,6 +7,8 @@ bytes are equal. Memory stays flat: per image a name and a few numbers.
 import hashlib
 import json
 import os
+import pickle
+import zlib
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -34,7 +36,7 @@ _SIDES = (256, 512, 864)
 
 
 class Look(NamedTuple):
-    """What a worker found in a batch of images, as parallel lists."""
+    """What a worker found in at most _BATCH images, as parallel lists."""
 
     names: list[str]
     sizes: list[int]
@@ -100,24 +102,41 @@ def _tasks(source: Source) -> Iterator[Listing | Stream]:
     yield from source.streams
 
 
-def _look(root: Path, prefixed: bool, task: Listing | Stream) -> Look:
-    look = Look([], [], [], [], Counter(), [])
+def _look(root: Path, prefixed: bool, task: Listing | Stream) -> list[bytes]:
+    """Looks, packed: one stream may hold a million images, and as objects they would fill the memory."""
     if isinstance(task, Stream):
-        _look_into_stream(root, task, f"{task.name}/" if prefixed else "", look)
-        return look
+        return list(map(_pack, _look_into_stream(root, task, f"{task.name}/" if prefixed else "")))
+    look = _empty()
     for entry in task.entries():
         advance(max(0, entry.size))
         try:
             _look_at(entry.name, read_entry(root, entry), look)
         except BadImage as error:
             look.rejects.append(Reject(entry.name, str(error)))
+    return [_pack(look)]
+
+
+def _empty() -> Look:
+    return Look([], [], [], [], Counter(), [])
+
+
+def _pack(look: Look) -> bytes:
+    return zlib.compress(pickle.dumps(look), 1)
+
+
+def _unpack(packed: bytes) -> Look:
+    look: Look = pickle.loads(zlib.decompress(packed))  # comes from a worker of ours, never from a file
     return look
 
 
-def _look_into_stream(root: Path, stream: Stream, prefix: str, look: Look) -> None:
+def _look_into_stream(root: Path, stream: Stream, prefix: str) -> Iterator[Look]:
+    look = _empty()
     try:
         for member, data in stream_tar(root / stream.name):
             advance(len(data))
+            if len(look.names) + len(look.rejects) >= _BATCH:
+                yield look
+                look = _empty()
             if hides(member.name):
                 continue
             if member.problem is not None:
@@ -129,6 +148,7 @@ def _look_into_stream(root: Path, stream: Stream, prefix: str, look: Look) -> No
                     look.rejects.append(Reject(prefix + member.name, str(error)))
     except BrokenArchive as error:
         look.rejects.append(Reject(stream.name, f"broken archive: {error}"))
+    yield look
 
 
 def _look_at(name: str, data: bytes, look: Look) -> None:
@@ -140,7 +160,7 @@ def _look_at(name: str, data: bytes, look: Look) -> None:
     look.formats[format_of(data)] += 1
 
 
-def _collect(source: Source, looks: Iterable[Look], file: IO[str] | None) -> Report:
+def _collect(source: Source, looks: Iterable[list[bytes]], file: IO[str] | None) -> Report:
     builder, sides, contents = ListingBuilder(), array("q"), array("Q")
     formats: Counter[str] = Counter()
     reasons: Counter[str] = Counter()
@@ -155,7 +175,7 @@ def _collect(source: Source, looks: Iterable[Look], file: IO[str] | None) -> Rep
 
     for reject in source.rejects:
         note(reject)
-    for look in looks:
+    for look in map(_unpack, chain.from_iterable(looks)):
         for name, size in zip(look.names, look.sizes, strict=True):
             builder.add(name, size=size)
         sides.extend(look.short_sides)

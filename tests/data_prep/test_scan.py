@@ -1,5 +1,6 @@
 """The report about a source."""
 
+import io
 import json
 import tarfile
 import tracemalloc
@@ -9,7 +10,8 @@ import numpy as np
 import pytest
 
 from data_prep.listing import ListingBuilder
-from data_prep.scan import _find_copies, scan
+from data_prep.scan import _find_copies, _look, scan
+from data_prep.sources import Stream
 
 
 def _spoil(photos, jpegs, picture, encode):
@@ -87,3 +89,15 @@ def test_copies_are_found_without_a_list_of_their_names(tmp_path):
     with (tmp_path / "findings").open("w") as file:
         _find_copies(listing, contents, file)
     assert len((tmp_path / "findings").read_text().splitlines()) == copies
+
+
+def test_what_is_seen_in_a_stream_is_small_until_it_is_wanted(tmp_path, jpegs):
+    count, path = 3000, tmp_path / "x.tar.gz"
+    with tarfile.open(path, "w:gz") as tar:
+        for i in range(count):
+            info = tarfile.TarInfo(f"folder/an_image_with_a_usual_name_{i:06d}.jpg")
+            info.size = len(jpegs[0])
+            tar.addfile(info, io.BytesIO(jpegs[0]))
+    found = _look(tmp_path, False, Stream(path.name, path.stat().st_size))
+    assert sum(map(len, found)) / count < 40  # as objects: 200
+    assert scan(path, workers=1).copies == count - 1
