@@ -1,7 +1,7 @@
 """Keep freed memory for the next step.
 
 A training step on a CPU allocates and frees gigabytes. The C library gives every large piece back to the
-system at once, and gets it again page by page, each one zeroed first: 15 % of a step of `small` at 256 px.
+system at once, and gets it again page by page, each one zeroed first: a tenth of a step of `small` at 256 px.
 Kept, it stays with the process: as much as its peak, and no more.
 """
 

@@ -46,7 +46,7 @@ class Settings:
     val_scenes: int = 80
     max_photos: int = 4500
     photo_share: float = 0.5  # few photos are linked more than once, to make up this share of training
-    num_views: int = 8000  # what the teacher sees: about eight minutes on two cores
+    num_views: int = 8000  # what the teacher sees, once for all students
     probe_seeds: int = 2
     linear_epochs: int = 50
     dense_epochs: int = 20
