@@ -36,7 +36,7 @@ _SIDES = (256, 512, 864)
 
 
 class Look(NamedTuple):
-    """What a worker found in at most _BATCH images, as parallel lists."""
+    """What a worker found in about _BATCH images, as parallel lists."""
 
     names: list[str]
     sizes: list[int]

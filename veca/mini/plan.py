@@ -39,7 +39,7 @@ class Settings:
     camvid: str | None
     steps: int
     seeds: tuple[int, ...]
-    resolution: int = 160  # of training and probes; 32 pixels of CIFAR-10 gain from it too
+    resolution: int = 160  # of training and of all probes
     scenes: int = 800  # of the sample set, of which 80 % are its train split
     scene_size: int = 192
     train_scenes: int = 400  # of these are distilled
