@@ -1,6 +1,7 @@
 """The paper's claims in miniature: three small students, two seeds, one table (`veca mini`).
 
-images → shards → cached targets → fits → probes (plan.py, steps.py) → losses per image (losses.py) → table.py
+images (images.py) → shards → cached targets → fits → probes (plan.py, steps.py) → losses per image (losses.py)
+→ table.py
 """
 
 from veca.mini.command import mini

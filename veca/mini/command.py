@@ -5,6 +5,7 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
+from veca.mini.images import Images, choose_images, num_views, place_images
 from veca.mini.losses import Losses, Validation, over_seeds
 from veca.mini.plan import (
     BATCH_SIZE,
@@ -13,16 +14,12 @@ from veca.mini.plan import (
     MODELS,
     RECIPE,
     SMOKE,
-    Images,
     Settings,
     checkpoint,
-    choose_images,
     data_steps,
     fit_steps,
     keep_settings,
-    link_images,
     mean_spec,
-    num_views,
     probe_steps,
     sample_step,
 )
@@ -58,7 +55,7 @@ def mini(
     Args:
         out: Folder to write. Delete it to begin anew.
         photos: Folder of real photos, however deep; by default ../shared/data/photos where it is there, else
-            scenes of the sample set alone. With 1,000 and more the students learn more.
+            scenes of the sample set alone. Fewer than 1,000 are also cut into squares, to make up for it.
         cifar: Folder of CIFAR-10; by default ../shared/data/cifar10 where it is there, else it is left out.
         camvid: Folder of CamVid; by default ../shared/data/camvid where it is there, else it is left out.
         steps: Optimizer steps of each fit.
@@ -71,7 +68,7 @@ def mini(
     rest = 3 + len(MODELS) + len(probe_steps(out, settings))
     run_step(sample_step(out, settings), out, place=f"1/{rest}", started=started)
     images = choose_images(out, settings)
-    link_images(out / "images", images)
+    place_images(out / "images", images)
     views = num_views(settings, images)
     planned = [
         *data_steps(out, settings, views=views),
@@ -175,16 +172,18 @@ def _cost(out: Path, settings: Settings, seconds: dict[str, list[float]]) -> Row
 def _notes(settings: Settings, images: Images, views: int, *, smoke: bool) -> list[str]:
     notes = ["This was a smoke test: the numbers mean nothing."] if smoke else []
     photos, scenes = images.count("val/photo"), images.count("val/scene")
-    links, learnt = images.count("train/photo"), images.count("train/scene")
+    whole, squares = images.count("train/photo"), images.count("train/square")
+    learnt = images.count("train/scene")
     notes += [
         f"Losses: {photos} held-out photos and {scenes} generated scenes at {settings.resolution} px, each "
         f"the mean over seeds {', '.join(map(str, settings.seeds))}. Differences are taken image by image, "
         "and the standard error is over images, so it does not tell how other seeds would differ. The "
         "constant is the mean of the very targets it is judged on: the best one there is.",
-        f"Students: width 128, depth 4, {settings.steps} steps of {BATCH_SIZE} images from {links} links to "
-        f"photos and {learnt} scenes, views per image in the cache: {views}. A wall-clock is that of "
-        "the whole command, start and validation included, with all seeds of the model side by side; one "
-        "that was interrupted counts from its last start. The step is the median of the log.",
+        f"Students: width 128, depth 4, {settings.steps} steps of {BATCH_SIZE} images from {whole} links to "
+        f"photos, {squares} squares cut out of them and {learnt} scenes, views of each in the cache: {views}. "
+        "A wall-clock is that of the whole command, start and validation included, with all seeds of the "
+        "model side by side; one that was interrupted counts from its last start. The step is the median of "
+        "the log.",
         "Probes: percent on the judged split; in brackets each seed. Random weights have the size of the "
         "student; raw pixels are the image itself. The CIFAR-10 claim is about the mean over patches.",
     ]

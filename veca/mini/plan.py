@@ -1,7 +1,7 @@
 """What the miniature runs, in order, as commands that a person could type; finished ones are not run again.
 
 OUT/settings.json        what decides everything below; another setting wants another folder
-OUT/sample, images, shards   the sample set; links to photos and scenes; their shards and cached targets
+OUT/sample, images, shards   the sample set; photos, squares of them and scenes; their shards and cached targets
 OUT/run/MODEL-SEED       the fits
 OUT/probes               a JSON per probe
 OUT/steps, logs          seconds of each finished step, and what its commands said
@@ -12,7 +12,6 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 from veca.files import write_text_atomic
 from veca.mini.steps import Step
@@ -23,8 +22,6 @@ FULL_BUDGET = 64
 BATCH_SIZE = 16  # of the recipe
 PROBE_BUDGETS = (8, 32, 64)
 MEAN_ROWS = (("nested", 8), ("nested", 64), ("fixed", 64), ("full", 64))  # model, budget
-VAL_EVERY = 8  # one photo in so many is for validation
-IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
 VECA = (sys.executable, "-c", "from veca.cli import main; main()")
 VECA_DATA = (sys.executable, "-c", "from data_prep.cli import main; main()")
 MEAN_CLASS = "teacher:veca.mini.students.MeanPatch:"
@@ -40,13 +37,14 @@ class Settings:
     steps: int
     seeds: tuple[int, ...]
     resolution: int = 160  # of training and of all probes
-    scenes: int = 800  # of the sample set, of which 80 % are its train split
+    scenes: int = 800  # of the sample set
     scene_size: int = 192
-    train_scenes: int = 400  # of these are distilled
+    train_scenes: int = 640  # distilled, at most: its train split
     val_scenes: int = 80
     max_photos: int = 4500
-    photo_share: float = 0.5  # few photos are linked more than once, to make up this share of training
-    num_views: int = 8000  # what the teacher sees, once for all students
+    photo_pieces: int = 2000  # so many are made of few photos
+    smallest_square: float = 1 / 8  # of the short side of a photo
+    num_views: int = 10800  # what the teacher sees, once for all students
     probe_seeds: int = 2
     linear_epochs: int = 50
     dense_epochs: int = 20
@@ -58,21 +56,13 @@ SMOKE = {
     "train_scenes": 24,
     "val_scenes": 6,
     "max_photos": 16,
-    "num_views": 48,
+    "photo_pieces": 28,
+    "num_views": 52,
     "resolution": 64,
     "probe_seeds": 1,
     "linear_epochs": 2,
     "dense_epochs": 1,
 }
-
-
-class Images(NamedTuple):
-    """Links to make, name → file."""
-
-    links: dict[str, Path]
-
-    def count(self, start: str) -> int:
-        return sum(name.startswith(start) for name in self.links)
 
 
 def checkpoint(out: Path, model: str, seed: int) -> Path:
@@ -85,35 +75,6 @@ def mean_spec(out: Path, model: str, seed: int, budget: int) -> str:
         return f"{MEAN_CLASS}random:{seed}@{budget}"
     place = "" if model == "full" else f"@{budget}"
     return f"{MEAN_CLASS}{checkpoint(out, model, seed)}{place}"
-
-
-def choose_images(out: Path, settings: Settings) -> Images:
-    """Which photos and scenes are distilled; every VAL_EVERY-th photo, and val scenes, are for validation."""
-    photos = _photos(settings)
-    train = [path for place, path in enumerate(photos) if place % VAL_EVERY]
-    links = {f"val/photo-{i:05d}{path.suffix}": path for i, path in enumerate(photos[::VAL_EVERY])}
-    scenes = sorted((out / "sample/images/train").rglob("*.jpg"))
-    scenes = _spread(scenes, settings.train_scenes)
-    share = settings.photo_share
-    times = max(1, round(len(scenes) * share / (1 - share) / len(train))) if train else 0
-    for again in range(times):
-        links |= {f"train/photo-{i:05d}-{again}{path.suffix}": path for i, path in enumerate(train)}
-    links |= {f"train/scene-{path.stem}.jpg": path for path in scenes}
-    held = _spread(sorted((out / "sample/images/val").rglob("*.jpg")), settings.val_scenes)
-    return Images(links | {f"val/scene-{path.stem}.jpg": path for path in held})
-
-
-def link_images(folder: Path, images: Images) -> None:
-    for name, path in images.links.items():
-        link = folder / name
-        link.parent.mkdir(parents=True, exist_ok=True)
-        if not link.is_symlink():
-            link.symlink_to(path.resolve())
-
-
-def num_views(settings: Settings, images: Images) -> int:
-    """Views per training image, such that the teacher has the same work whatever the photos."""
-    return max(1, settings.num_views // max(1, images.count("train/")))
 
 
 def sample_step(out: Path, settings: Settings) -> Step:
@@ -241,20 +202,3 @@ def _probe_options(settings: Settings, data: str, *, probe: str) -> list[str]:
 def _into(out: Path, name: str) -> list[str]:
     """Where a probe writes. Its features have a folder of their own: two probes at once would share one."""
     return ["--out", str(out / f"probes/{name}.json"), "--cache", str(out / f"probes/cache-{name}")]
-
-
-def _photos(settings: Settings) -> list[Path]:
-    if settings.photos is None:
-        return []
-    folder = Path(settings.photos)
-    found = sorted(path for path in folder.rglob("*") if path.suffix.lower() in IMAGE_SUFFIXES)
-    if not found:
-        raise ValueError(f"photos = {folder}: there are no images ({', '.join(IMAGE_SUFFIXES)}) in it.")
-    return _spread(found, settings.max_photos)
-
-
-def _spread(paths: list[Path], count: int) -> list[Path]:
-    """`count` of the paths, evenly spread; all where there are fewer."""
-    if len(paths) <= count:
-        return paths
-    return [paths[place * len(paths) // count] for place in range(count)]
