@@ -29,6 +29,7 @@ from veca.data.loader import WorkerOptions
 from veca.data.sources import Source, check_shards, open_sources
 from veca.memory import keep_memory
 from veca.preempt import leave_signals_alone
+from veca.quiet import ignore_warnings
 from veca.teacher import CachedTargets, Teacher
 
 
@@ -206,8 +207,7 @@ def _predict(
 ) -> None:
     keep_memory()
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", r".isinstance\(treespec, LeafSpec\). is deprecated")
-        warnings.filterwarnings("ignore", "The `srun` command is available")
+        ignore_warnings()
         trainer = Trainer(
             **{**devices._asdict(), "devices": _number(devices.devices)},
             callbacks=[TargetWriter(out, spec)],

@@ -7,7 +7,6 @@ can be known to fail before the teacher is loaded.
 
 import inspect
 import sys
-import warnings
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from veca.distill import Distill, recipe_problems
 from veca.environment import RecordEnvironment
 from veca.optim.settings import Optimization
 from veca.preempt import StopWhenAsked, leave_signals_alone
+from veca.quiet import ignore_warnings
 from veca.recipe import find_problems
 from veca.run import ContinueMetrics, FeatureWriter, RunProgress, run_loggers, sole_run
 from veca.saving import LastCheckpoint, RunCheckpoint, SafeCheckpointIO, last_path, newest_intact
@@ -33,12 +33,6 @@ from veca.signals import stop_signals
 from veca.snapshots import NUM_IMAGES, Snapshots
 
 GROUPS = ("trainer", "model", "model.optimization", "data")
-QUIET = (  # warnings of Lightning that tell a user nothing
-    r"Checkpoint directory .* exists and is not empty",  # a resumed run writes where it wrote
-    r".isinstance\(treespec, LeafSpec\). is deprecated",
-    r"\s*By default only one JsonargparseDeprecationWarning",
-    r"The `srun` command is available",  # `cluster.py` tells those who forgot it
-)
 CHECKED = tuple(inspect.signature(recipe_problems).parameters)
 
 
@@ -189,8 +183,7 @@ def _listed(given: Any) -> list[Any]:
 
 def main(args: list[str] | None) -> None:
     """Run one of Lightning's verbs with its arguments; None stands for the process's own command line."""
-    for message in QUIET:
-        warnings.filterwarnings("ignore", message)
+    ignore_warnings()
     with ExitStack() as until_end:
         VecaCLI(
             Distill,

@@ -12,6 +12,7 @@ import logging
 import os
 import tempfile
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,6 +29,7 @@ from veca.data.resolutions import Phase, ResolutionSchedule
 from veca.distill import Distill
 from veca.losses import distillation_loss
 from veca.optim.settings import Optimization
+from veca.quiet import ignore_warnings
 from veca.run import MetricsLog
 from veca.teacher import OfflineTeacher
 from veca.types import Batch
@@ -218,6 +220,8 @@ def quiet_lightning() -> Iterator[None]:
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:
-        yield
+        with warnings.catch_warnings():
+            ignore_warnings()
+            yield
     finally:
         logger.setLevel(level)

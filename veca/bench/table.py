@@ -51,9 +51,14 @@ BENCHMARKS: dict[str, tuple[str, str, tuple[Goal, ...]]] = {
         "veca.bench.model",
         "model",
         (
-            Goal("train/r256/share_of_matrix_rate", 0.8),
-            Goal("train/r256/straightforward_over_veca", 1.0),
-            Goal("train/r1024/dinov3_over_veca", 1.0),
+            *(
+                Goal(f"{kind}/r{side}/{peer}_over_veca", 1.0)
+                for side in (256, 512, 768, 1024)
+                for kind in ("forward", "train")
+                for peer in ("straightforward", "dinov3")
+            ),
+            *(Goal(f"train/r{side}/dinov3_memory_over_veca", 1.0) for side in (256, 512, 768, 1024)),
+            *(Goal(f"train/r{side}/share_of_matrix_rate", 0.8) for side in (256, 512, 768, 1024)),
             Goal("train/time_1024_over_512", 4.4, at_most=True),
         ),
     ),

@@ -1,7 +1,6 @@
 """The paper's claims in miniature: three small students, two seeds, one table (`veca mini`).
 
-images (images.py) → shards → cached targets → fits → probes (plan.py, steps.py) → losses per image (losses.py)
-→ table.py
+images (images.py) → shards → cached targets → fits → probes (plan.py, steps.py) → losses.py → table.py
 """
 
 from veca.mini.command import mini

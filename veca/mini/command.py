@@ -180,7 +180,7 @@ def _notes(settings: Settings, images: Images, views: int, *, smoke: bool) -> li
         "and the standard error is over images, so it does not tell how other seeds would differ. The "
         "constant is the mean of the very targets it is judged on: the best one there is.",
         f"Students: width 128, depth 4, {settings.steps} steps of {BATCH_SIZE} images from {whole} links to "
-        f"photos, {squares} squares cut out of them and {learnt} scenes, views of each in the cache: {views}. "
+        f"photos, {squares} squares cut out of them and {learnt} scenes, {views} views of each in the cache. "
         "A wall-clock is that of the whole command, start and validation included, with all seeds of the "
         "model side by side; one that was interrupted counts from its last start. The step is the median of "
         "the log.",

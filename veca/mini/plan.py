@@ -1,7 +1,7 @@
 """What the miniature runs, in order, as commands that a person could type; finished ones are not run again.
 
 OUT/settings.json        what decides everything below; another setting wants another folder
-OUT/sample, images, shards   the sample set; photos, squares of them and scenes; their shards and cached targets
+OUT/sample, images, shards   the sample set; photos, squares of them, scenes; their shards and targets
 OUT/run/MODEL-SEED       the fits
 OUT/probes               a JSON per probe
 OUT/steps, logs          seconds of each finished step, and what its commands said

@@ -5,7 +5,6 @@ features, keeps results as they come, and sets the baselines beside the model: r
 seeds, raw pixels, and what ignores the image altogether.
 """
 
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -27,6 +26,7 @@ from veca.probes.settings import Grid, Names, Numbers, choose_grid, fitting_grid
 from veca.probes.store import Cached, Store, fingerprint, open_store
 from veca.probes.types import Backbone, Dataset, ProbedModel, Task
 from veca.probes.views import Viewer
+from veca.quiet import ignore_warnings
 
 MODEL, RANDOM, PIXELS, CONSTANT = "model", "random weights", "raw pixels", "constant"
 CACHE_NAME = "probe-cache"
@@ -287,7 +287,7 @@ def _title(cell: Cell) -> str:
 
 def _launch(devices: int | str) -> Fabric:
     """One process per device; Lightning starts the others."""
-    warnings.filterwarnings("ignore", "The `srun` command is available")
+    ignore_warnings()
     fabric = Fabric(accelerator="auto", devices=devices)
     if isinstance(fabric.strategy, DDPStrategy):
         fabric = Fabric(accelerator="auto", devices=devices, strategy=DDPStrategy(timeout=_PATIENCE))
