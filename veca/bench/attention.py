@@ -26,6 +26,7 @@ RESOLUTIONS = (256, 512, 768, 1024)
 BUDGETS = (8, 64)
 BATCHES = (1, 2, 4, 8)
 PREFIX = 5  # CLS and registers of DINOv3
+TURN = 0.1  # seconds; a call at 256 px takes a few milliseconds
 GOALS = {"small": 4.3, "base": 2.9, "large": 2.5}  # × DINOv3 at 1024 px with all cores
 GOAL_SMALL_IMAGE = 0.85  # at 256 px, where full attention is cheap
 
@@ -74,7 +75,9 @@ def _compare(
     paths = {f"b{budget}": veca_path(size, resolution, budget=budget, batch=batch) for budget in budgets}
     paths["dinov3"] = dinov3_path(size, resolution, batch=batch)
     with torch.inference_mode():
-        timings = interleave({key: path.run for key, path in paths.items()}, repeats=repeats, warmup=2)
+        timings = interleave(
+            {key: path.run for key, path in paths.items()}, repeats=repeats, warmup=2, turn=TURN
+        )
     results: dict[str, float] = {}
     for budget in budgets:
         ours, theirs = paths[f"b{budget}"].flops, paths["dinov3"].flops

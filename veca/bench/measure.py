@@ -1,6 +1,7 @@
 """Interleaved timing: the candidates take turns, so that a noisy machine disturbs them alike."""
 
 import gc
+import math
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -27,19 +28,25 @@ class Timing:
 
 
 def interleave(
-    candidates: Mapping[str, Callable[[], object]], *, repeats: int = 5, warmup: int = 1
+    candidates: Mapping[str, Callable[[], object]], *, repeats: int = 5, warmup: int = 1, turn: float = 0.0
 ) -> dict[str, Timing]:
-    """Time each candidate `repeats` times, in turns, after `warmup` untimed rounds."""
+    """Time each candidate `repeats` times, in turns, after `warmup` untimed rounds.
+
+    Calls shorter than `turn` seconds are repeated within a turn until the fastest takes as long: one alone
+    would be timed while threads wake up and caches fill.
+    """
     seconds: dict[str, list[float]] = {name: [] for name in candidates}
+    calls = 1
     for round_number in range(warmup + repeats):
         for name, run in candidates.items():
             gc.collect()
             start = time.perf_counter()
-            run()
-            elapsed = time.perf_counter() - start
-            if round_number >= warmup:
-                seconds[name].append(elapsed)
-    return {name: Timing(tuple(values)) for name, values in seconds.items()}
+            for _ in range(calls):
+                run()
+            seconds[name].append((time.perf_counter() - start) / calls)
+        if round_number + 1 == warmup:
+            calls = max(1, math.ceil(turn / min(values[-1] for values in seconds.values())))
+    return {name: Timing(tuple(values[warmup:])) for name, values in seconds.items()}
 
 
 def ratio(timings: Mapping[str, Timing], slow: str, fast: str) -> float:
