@@ -2,7 +2,7 @@
 
 import warnings
 
-from veca.bench.loop import quiet_lightning
+from veca.quiet import quiet_lightning
 
 SRUN = "The `srun` command is available on your system but is not used."
 LEAF = "`isinstance(treespec, LeafSpec)` is deprecated, use `isinstance(treespec, TreeSpec)`"

@@ -45,6 +45,18 @@ def test_a_loss_of_more_than_15_percent_fails(fake: dict[str, float], tmp_path: 
     assert losses({"fake": {}}, {"fake": fake}) == []
 
 
+def test_what_is_worse_only_once_is_noise(
+    fake: dict[str, float], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept = tmp_path / "kept.json"
+    run_all(out=kept)
+    rounds = iter([fake | {"speed": 1.0}, fake | {"share": 9.0}])
+    sys.modules["fake_bench"].run = lambda: next(rounds)  # type: ignore[attr-defined]
+    check(baseline=kept)
+    assert "measured again:\n- fake speed: 1, was 2\n" in capsys.readouterr().out
+    assert next(rounds, None) is None
+
+
 def test_a_part_leaves_the_rest_of_the_file(fake: dict[str, float], tmp_path: Path) -> None:
     out = tmp_path / "bench.json"
     out.write_text(json.dumps({"fake": {"speed": 1.0}, "other": {"x": 2.0}}))

@@ -30,7 +30,7 @@ from veca.bench.costs import (
     teacher_flops,
 )
 from veca.bench.loader import write_shards
-from veca.bench.loop import BUDGETS, StepClock, one_thread, quiet_lightning
+from veca.bench.loop import BUDGETS, StepClock, one_thread
 from veca.bench.measure import Timing, interleave, ratio
 from veca.budgets import STRATEGY_NAME
 from veca.data.augment import View
@@ -45,6 +45,7 @@ from veca.distill import Distill
 from veca.model.sizes import resolve_size
 from veca.optim.settings import Optimization
 from veca.optim.split import split_parameters
+from veca.quiet import quiet_lightning
 from veca.teacher import CachedTargets, OfflineTeacher, Teacher
 from veca.teacher.dinov3 import is_gated
 from veca.types import Targets

@@ -25,6 +25,7 @@ from veca.data.order import EpochOrder, SourceCounts
 from veca.data.reader import ShardReader
 from veca.data.resolutions import Phase, ResolutionSchedule
 from veca.data.sources import open_sources
+from veca.quiet import quiet_lightning
 
 RESOLUTION = 256
 SHORT_SIDE = 288
@@ -94,7 +95,8 @@ def load_all(folder: str, *, num_workers: int) -> int:
         num_workers=num_workers,
     )
     data.setup("fit")
-    loader = data.train_loader()
+    with quiet_lightning():
+        loader = data.train_loader()
     seen = sum(len(batch.images) for batch in loader)
     loader.close()
     return seen

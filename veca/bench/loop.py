@@ -8,11 +8,9 @@ one thread, so CPU time tells their costs apart where wall-clock tells how busy 
 """
 
 import copy
-import logging
 import os
 import tempfile
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,7 +27,7 @@ from veca.data.resolutions import Phase, ResolutionSchedule
 from veca.distill import Distill
 from veca.losses import distillation_loss
 from veca.optim.settings import Optimization
-from veca.quiet import ignore_warnings
+from veca.quiet import quiet_lightning
 from veca.run import MetricsLog
 from veca.teacher import OfflineTeacher
 from veca.types import Batch
@@ -211,17 +209,3 @@ def one_thread() -> Iterator[None]:
         del os.environ["OMP_NUM_THREADS"]
         if said is not None:
             os.environ["OMP_NUM_THREADS"] = said
-
-
-@contextmanager
-def quiet_lightning() -> Iterator[None]:
-    """Without the lines in which every Trainer introduces itself."""
-    logger = logging.getLogger("lightning.pytorch")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            ignore_warnings()
-            yield
-    finally:
-        logger.setLevel(level)

@@ -18,10 +18,10 @@ from veca.bench.loop import (
     make_batches,
     make_model,
     one_thread,
-    quiet_lightning,
 )
 from veca.model import Veca
 from veca.optim.split import split_parameters
+from veca.quiet import quiet_lightning
 
 RANKS = (1, 2)
 # What a Trainer leaves in the environment of its process; another one would take itself for that rank.
