@@ -55,7 +55,7 @@ def mini(
     Args:
         out: Folder to write. Delete it to begin anew.
         photos: Folder of real photos, however deep; by default ../shared/data/photos where it is there, else
-            scenes of the sample set alone. Fewer than 1,000 are also cut into squares, to make up for it.
+            scenes of the sample set alone. Fewer than 1,500 are also cut into squares, to make up for it.
         cifar: Folder of CIFAR-10; by default ../shared/data/cifar10 where it is there, else it is left out.
         camvid: Folder of CamVid; by default ../shared/data/camvid where it is there, else it is left out.
         steps: Optimizer steps of each fit.

@@ -19,7 +19,7 @@ from veca.files import atomic_path
 from veca.mini.plan import Settings
 
 VAL_EVERY = 8  # one photo in so many is for validation
-WHOLE_EVERY = 4  # of the pieces of a photo
+WHOLE_EVERY = 4  # one piece in so many is the whole photo
 QUALITY = 95  # of the JPEG of a square
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
 

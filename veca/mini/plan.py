@@ -39,10 +39,10 @@ class Settings:
     resolution: int = 160  # of training and of all probes
     scenes: int = 800  # of the sample set
     scene_size: int = 192
-    train_scenes: int = 640  # distilled, at most: its train split
+    train_scenes: int = 640  # distilled: all of its train split
     val_scenes: int = 80
     max_photos: int = 4500
-    photo_pieces: int = 2000  # so many are made of few photos
+    photo_pieces: int = 2000  # few photos are cut into about so many
     smallest_square: float = 1 / 8  # of the short side of a photo
     num_views: int = 10800  # what the teacher sees, once for all students
     probe_seeds: int = 2
