@@ -33,6 +33,17 @@ def test_cost_is_linear_in_patches() -> None:
     assert len({b - a for a, b in itertools.pairwise(steps)}) == 1
 
 
+def test_without_gradients_the_result_is_the_same() -> None:
+    """Three products there, one of joined weights here."""
+    torch.manual_seed(0)
+    attention = CoreAttention(width=16, num_heads=2).double()
+    x = torch.randn(2, 8, 16).double()
+    turns = rotation(torch.rand(2, 8, 2).double(), frequencies(8, device=x.device, dtype=x.dtype))
+    with_gradients = attention(x, turns, 3)
+    with torch.no_grad():
+        torch.testing.assert_close(attention(x, turns, 3), with_gradients, rtol=1e-12, atol=1e-13)
+
+
 def test_contributions_equal_a_loop_over_pairs() -> None:
     torch.manual_seed(0)
     heads, width, cores, total = 2, 16, 3, 8
