@@ -65,7 +65,7 @@ VERBS = {
     "bench attention": ("veca.bench.attention", "attention", "one layer's attention path beside DINOv3's"),
     "bench model": ("veca.bench.model", "model", "the whole small model beside its peers"),
     "bench scale": ("veca.bench.scale", "scale", "images/s of two ranks beside one"),
-    "bench loop": ("veca.bench.loop", "loop", "what Lightning's loop costs over a bare one"),
+    "bench loop": ("veca.bench.loop", "run", "what Lightning's loop costs over a bare one"),
     "bench loader": ("veca.bench.loader", "run", "images/s of the loader, and the cost of skipping"),
     "bench pixels": ("veca.bench.pixels", "run", "images/s of decoding and augmenting"),
     "bench cache": ("veca.bench.cache", "run", "training from cached targets beside a live teacher"),
@@ -97,19 +97,12 @@ def main(argv: list[str] | None = None) -> None:
             else:
                 positional = verb.split()[0] not in NAMED
                 spelled = rest if positional else spell_out(function, rest)
-                _show(auto_cli(function, args=spelled, prog=f"veca {verb}", as_positional=positional))
+                auto_cli(function, args=spelled, prog=f"veca {verb}", as_positional=positional)
     except (ValueError, OSError, FloatingPointError) as error:
         if TRACEBACK in os.environ:
             raise
         print(f"veca: error: {error}", file=sys.stderr)
         raise SystemExit(2) from None
-
-
-def _show(result: object) -> None:
-    """Benchmarks return their numbers; other verbs have said what there was to say."""
-    if isinstance(result, dict):
-        for name, value in result.items():
-            print(f"{name:<40} {value:10.4g}")
 
 
 def _usage() -> str:

@@ -23,5 +23,5 @@ def test_every_size_resolution_budget_and_batch_gets_its_ratio(capsys: pytest.Ca
         for place in ("r32/batch1", "r64/batch1", "r32/batch2")
         for budget in (8, 64)
     }
-    assert all(value > 0 for value in results.values())
+    assert all(value > 0 for name, value in results.items() if not name.endswith("_spread"))
     assert "GFLOPs" in capsys.readouterr().out

@@ -2,6 +2,7 @@
 
 import copy
 import os
+import re
 
 import pytest
 
@@ -35,10 +36,7 @@ def test_the_ratio_is_reported(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     results = loop.run(num_steps=2, repeats=2)
     assert all(results[f"{kind}_ratio"] > 0 for kind in ("cpu", "wall"))
     assert 0 < results["bare_cpu_seconds"] < 10
-    for ratio, verdict in ((1.02, "≤ 1.03 × bare holds"), (1.04, "≤ 1.03 × bare does NOT hold")):
-        monkeypatch.setattr(loop, "run", lambda ratio=ratio: {**results, "cpu_ratio": ratio})
-        loop.loop()
-        assert verdict in capsys.readouterr().out
+    assert re.search(r"^cpu_ratio .* ± \d+%  goal ≤ 1\.03: ", capsys.readouterr().out, re.MULTILINE)
 
 
 def test_the_thread_count_is_restored(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from veca.bench import measure
-from veca.bench.measure import interleave, ratio
+from veca.bench.measure import Timing, compare, interleave
 
 SLOW, FAST = 0.05, 0.004  # seconds
 
@@ -36,7 +36,7 @@ def test_short_calls_fill_their_turn(
     assert counts == {"slow": 2 + 3 * 25, "fast": 2 + 3 * 25}
     assert timings["slow"].seconds == pytest.approx((SLOW,) * 3)
     assert timings["fast"].seconds == pytest.approx((FAST,) * 3)
-    assert ratio(timings, "slow", "fast") == pytest.approx(SLOW / FAST)
+    assert compare(timings, {"speed": ("slow", "fast")})["speed"] == pytest.approx(SLOW / FAST)
 
 
 def test_without_a_turn_each_is_called_once_a_round(
@@ -45,3 +45,15 @@ def test_without_a_turn_each_is_called_once_a_round(
     runs, counts = candidates
     assert len(interleave(runs, repeats=3, warmup=0)["slow"].seconds) == 3
     assert counts == {"slow": 3, "fast": 3}
+
+
+def test_a_ratio_is_the_median_over_rounds_and_says_how_they_spread() -> None:
+    timings = {"slow": Timing((4.0, 30.0, 8.0)), "fast": Timing((2.0, 10.0, 8.0))}  # 2, 3, 1
+    assert compare(timings, {"speed": ("slow", "fast")}) == {"speed": 2.0, "speed_spread": 0.5}
+    assert compare(timings, {"speed": ("slow", "fast")}, scale=3) == {"speed": 6.0, "speed_spread": 0.5}
+
+
+def test_rounds_go_there_and_back() -> None:
+    order: list[str] = []
+    interleave({name: lambda name=name: order.append(name) for name in "abc"}, repeats=2, warmup=0)  # type: ignore[misc]
+    assert "".join(order) == "abccba"

@@ -8,18 +8,21 @@ from pathlib import Path
 import pytest
 
 from veca.bench import table
-from veca.bench.table import BENCHMARKS, MAX_LOSS, Goal, check, losses, run_all
+from veca.bench.goals import GOALS, Goal
+from veca.bench.table import BENCHMARKS, MAX_LOSS, check, losses, run_all
 
 
 @pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
+def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, float]:
     """One benchmark that takes no time; its ratios can be changed."""
-    ratios = {"speed": 2.0, "share": 0.5, "other": 1.0}
+    ratios = {"speed": 2.0, "speed_spread": 0.04, "share": 0.5, "other": 1.0}
     module = types.ModuleType("fake_bench")
     module.run = lambda: dict(ratios)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "fake_bench", module)
     goals = (Goal("speed", 1.5), Goal("share", 0.4, at_most=True))
-    monkeypatch.setattr(table, "BENCHMARKS", {"fake": ("fake_bench", "run", goals)})
+    monkeypatch.setattr(table, "BENCHMARKS", {"fake": ("fake_bench", "run")})
+    monkeypatch.setitem(GOALS, "fake", goals)
+    monkeypatch.chdir(tmp_path)  # where bench.json is written
     return ratios
 
 
@@ -29,7 +32,7 @@ def test_goals_are_judged_and_all_ratios_kept(
     run_all(out=tmp_path / "bench.json")
     assert json.loads((tmp_path / "bench.json").read_text()) == {"fake": fake}
     said = capsys.readouterr().out
-    assert "| fake | speed | 2 | ≥ 1.5 | reached |" in said
+    assert "| fake | speed | 2 ± 4% | ≥ 1.5 | reached |" in said
     assert "| fake | share | 0.5 | ≤ 0.4 | MISSED |" in said
 
 
@@ -55,6 +58,14 @@ def test_what_is_worse_only_once_is_noise(
     check(baseline=kept)
     assert "measured again:\n- fake speed: 1, was 2\n" in capsys.readouterr().out
     assert next(rounds, None) is None
+    assert json.loads((tmp_path / "bench.json").read_text())["fake"]["share"] == 9.0
+
+
+def test_a_check_does_not_overwrite_what_it_compares_with(fake: dict[str, float], tmp_path: Path) -> None:
+    kept = tmp_path / "bench.json"
+    run_all(out=kept)
+    with pytest.raises(ValueError, match="is the baseline itself"):
+        check(baseline=kept)
 
 
 def test_a_part_leaves_the_rest_of_the_file(fake: dict[str, float], tmp_path: Path) -> None:
@@ -67,7 +78,7 @@ def test_a_part_leaves_the_rest_of_the_file(fake: dict[str, float], tmp_path: Pa
 def test_what_is_measured_is_kept_when_the_next_one_fails(
     fake: dict[str, float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    broken = ("fake_bench", "no_such_function", ())
+    broken = ("fake_bench", "no_such_function")
     monkeypatch.setattr(table, "BENCHMARKS", table.BENCHMARKS | {"broken": broken})
     with pytest.raises(AttributeError):
         run_all(out=tmp_path / "bench.json")
@@ -92,6 +103,6 @@ def test_an_unknown_name_is_refused(fake: dict[str, float]) -> None:
 def test_every_benchmark_can_be_imported() -> None:
     from importlib import import_module
 
-    for module, function, goals in BENCHMARKS.values():
+    for module, function in BENCHMARKS.values():
         assert callable(getattr(import_module(module), function))
-        assert goals
+    assert list(GOALS) == list(BENCHMARKS)

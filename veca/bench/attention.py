@@ -14,7 +14,8 @@ import transformers
 from torch import nn
 
 from veca.bench.costs import attention_flops, meta_teacher
-from veca.bench.measure import Timing, interleave, ratio
+from veca.bench.goals import said
+from veca.bench.measure import compare, interleave
 from veca.model import Veca
 from veca.model.attention import CoreAttention
 from veca.model.rope import frequencies, patch_coordinates, rotation
@@ -27,8 +28,6 @@ BUDGETS = (8, 64)
 BATCHES = (1, 2, 4, 8)
 PREFIX = 5  # CLS and registers of DINOv3
 TURN = 0.1  # seconds; a call at 256 px takes a few milliseconds
-GOALS = {"small": 4.3, "base": 2.9, "large": 2.5}  # × DINOv3 at 1024 px with all cores
-GOAL_SMALL_IMAGE = 0.85  # at 256 px, where full attention is cheap
 
 Call = Callable[[], object]
 
@@ -57,14 +56,12 @@ def attention(
         batches: Batch sizes, timed for the first size at the smallest resolution.
         repeats: Turns that each candidate takes.
     """
-    print(f"{'size':6} {'px':>5} {'batch':>5} {'budget':>6} {'GFLOPs':>14} {'FLOPs':>7} {'time':>7} {'±':>5}")
     results: dict[str, float] = {}
     for size in sizes:
         for resolution in resolutions:
             results |= _compare(size, resolution, budgets, batch=1, repeats=repeats)
     for batch in batches[1:]:
         results |= _compare(sizes[0], min(resolutions), budgets, batch=batch, repeats=repeats)
-    _judge(results)
     return results
 
 
@@ -82,13 +79,10 @@ def _compare(
     for budget in budgets:
         ours, theirs = paths[f"b{budget}"].flops, paths["dinov3"].flops
         key = f"{name}/r{resolution}/batch{batch}/b{budget}"
-        results[f"{key}/speed_up"] = faster = ratio(timings, "dinov3", f"b{budget}")
-        results[f"{key}/flop_ratio"] = theirs / ours
-        spread = _ratio_spread(timings["dinov3"], timings[f"b{budget}"])
-        print(
-            f"{name:6} {resolution:5} {batch:5} {budget:6} {ours / 1e9:6.2f} /{theirs / 1e9:6.2f} "
-            f"{theirs / ours:6.2f}× {faster:6.2f}× {spread:5.0%}"
-        )
+        found = compare(timings, {f"{key}/speed_up": ("dinov3", f"b{budget}")})
+        found[f"{key}/flop_ratio"] = theirs / ours
+        print(f"{key}: {ours / 1e9:.2f} GFLOPs, DINOv3 {theirs / 1e9:.2f}")
+        results |= said("attention", found)
     return results
 
 
@@ -117,17 +111,3 @@ def dinov3_path(size: Size, resolution: int, *, batch: int = 1) -> Path:
     x = torch.randn(batch, PREFIX + (resolution // size.patch_size) ** 2, size.width)
     flops = batch * attention_flops(meta_teacher(one_layer, gated=False), resolution=resolution)
     return Path(lambda: attn(x, position_embeddings=positions), flops)
-
-
-def _ratio_spread(slow: Timing, fast: Timing) -> float:
-    return Timing(tuple(a / b for a, b in zip(slow.seconds, fast.seconds, strict=True))).spread
-
-
-def _judge(results: dict[str, float]) -> None:
-    for name, goal in GOALS.items():
-        goals = {f"{name}/r1024/batch1/b64": goal, f"{name}/r256/batch1/b64": GOAL_SMALL_IMAGE}
-        for key, bound in goals.items():
-            faster = results.get(f"{key}/speed_up")
-            if faster is not None:
-                verdict = "reached" if faster >= bound else "MISSED"
-                print(f"{key}: {faster:.2f}× DINOv3, goal {bound}×: {verdict}")

@@ -29,9 +29,10 @@ from veca.bench.costs import (
     student_flops,
     teacher_flops,
 )
+from veca.bench.goals import said
 from veca.bench.loader import write_shards
 from veca.bench.loop import BUDGETS, StepClock, one_thread
-from veca.bench.measure import Timing, interleave, ratio
+from veca.bench.measure import Timing, compare, interleave
 from veca.budgets import STRATEGY_NAME
 from veca.data.augment import View
 from veca.data.batches import FreshViews, ViewSource
@@ -73,7 +74,7 @@ def run(
         caches = {dtype: _make_cache(folder, teacher, dtype) for dtype in CACHES}
         results = _train(folder, teacher, caches, size=size, num_steps=num_steps, repeats=repeats)
         results["flop_speedup"] = flop_speedup(size)
-        return results | _read(folder, caches, repeats=max(3, repeats))
+        return said("cache", results | _read(folder, caches, repeats=max(3, repeats)))
 
 
 def flop_speedup(size: str, *, resolution: int = RESOLUTION, batch_size: int = BATCH_SIZE) -> float:
@@ -109,13 +110,14 @@ def _train(
     interleave({name: timed(name) for name in candidates}, repeats=repeats, warmup=0)
     timings = {name: Timing(tuple(values)) for name, values in seconds.items()}
     images = BATCH_SIZE * num_steps
-    return {
-        "cached_speedup": ratio(timings, "live", "fp16"),
-        "cached_speedup_int8": ratio(timings, "live", "int8"),
-        "reading_share": ratio(timings, "fp16", "memory"),
-        "reading_share_int8": ratio(timings, "int8", "memory"),
-        **{f"{name}_images_per_s": images / timing.median for name, timing in timings.items()},
+    ratios = {
+        "cached_speedup": ("live", "fp16"),
+        "cached_speedup_int8": ("live", "int8"),
+        "reading_share": ("fp16", "memory"),
+        "reading_share_int8": ("int8", "memory"),
     }
+    rates = {f"{name}_images_per_s": images / timing.median for name, timing in timings.items()}
+    return compare(timings, ratios) | rates
 
 
 def _read(folder: str, caches: dict[str, str], *, repeats: int) -> dict[str, float]:
@@ -135,7 +137,7 @@ def _read(folder: str, caches: dict[str, str], *, repeats: int) -> dict[str, flo
         repeats=repeats,
     )
     each = {f"read_{name}_us": 1e6 * timing.median / len(samples) for name, timing in timings.items()}
-    return {"int8_read_share": ratio(timings, "int8", "fp16"), **each}
+    return compare(timings, {"int8_read_share": ("int8", "fp16")}) | each
 
 
 def _fit(teacher: Teacher, data: ShardDataModule, size: str, num_steps: int) -> float:

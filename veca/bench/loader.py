@@ -16,7 +16,8 @@ import numpy as np
 import simplejpeg
 import torch
 
-from veca.bench.measure import interleave, ratio
+from veca.bench.goals import said
+from veca.bench.measure import compare, interleave
 from veca.data.augment import render
 from veca.data.batches import FreshViews
 from veca.data.datamodule import ShardDataModule
@@ -76,14 +77,14 @@ def _measure(folder: str, num_images: int, repeats: int) -> dict[str, float]:
     )
     runs = {"read": 1, "render": 1, "loader_0": PASSES, "loader_1": PASSES, "loader_2": PASSES}
     rates = {f"{name}_per_s": passes * num_images / timings[name].median for name, passes in runs.items()}
-    return {
-        "read_share": 1 / ratio(timings, "render", "read"),
-        "loader_share_0": PASSES * ratio(timings, "render", "loader_0"),
-        "workers_1": ratio(timings, "loader_0", "loader_1"),
-        "workers_2": ratio(timings, "loader_0", "loader_2"),
-        "resume_share": 1 / ratio(timings, "loader_0", "skip"),
-        **rates,
+    ratios = {
+        "read_share": ("read", "render"),
+        "workers_1": ("loader_0", "loader_1"),
+        "workers_2": ("loader_0", "loader_2"),
+        "resume_share": ("skip", "loader_0"),
     }
+    share = compare(timings, {"loader_share_0": ("render", "loader_0")}, scale=PASSES)
+    return said("loader", compare(timings, ratios) | share | rates)
 
 
 def load_all(folder: str, *, num_workers: int) -> int:
@@ -136,8 +137,3 @@ def _photo_like(seed: int) -> bytes:
     pixels = (image[0] + 128).clamp(0, 255).to(torch.uint8).permute(1, 2, 0).contiguous().numpy()
     encoded: bytes = simplejpeg.encode_jpeg(pixels, quality=92)
     return encoded
-
-
-if __name__ == "__main__":
-    for name, value in run().items():
-        print(f"{name:20} {value:10.4g}")

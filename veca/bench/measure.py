@@ -7,10 +7,12 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+SPREAD = "_spread"  # behind the name of a ratio: how far its turns lie apart
+
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds per call of one candidate."""
+    """Seconds per call of one candidate, or ratios of two, round by round."""
 
     seconds: tuple[float, ...]
 
@@ -38,18 +40,28 @@ def interleave(
     seconds: dict[str, list[float]] = {name: [] for name in candidates}
     calls = 1
     for round_number in range(warmup + repeats):
-        for name, run in candidates.items():
+        # There and back, so that nobody always comes after the same one.
+        for name in list(candidates)[:: -1 if round_number % 2 else 1]:
             gc.collect()
             start = time.perf_counter()
             for _ in range(calls):
-                run()
+                candidates[name]()
             seconds[name].append((time.perf_counter() - start) / calls)
         if round_number + 1 == warmup:
             calls = max(1, math.ceil(turn / min(values[-1] for values in seconds.values())))
     return {name: Timing(tuple(values[warmup:])) for name, values in seconds.items()}
 
 
-def ratio(timings: Mapping[str, Timing], slow: str, fast: str) -> float:
-    """How many times faster `fast` is than `slow`: the median of the round-by-round ratios."""
-    pairs = zip(timings[slow].seconds, timings[fast].seconds, strict=True)
-    return statistics.median(a / b for a, b in pairs)
+def compare(
+    timings: Mapping[str, Timing], pairs: Mapping[str, tuple[str, str]], *, scale: float = 1.0
+) -> dict[str, float]:
+    """For each name and (slow, fast): how many times faster `fast` is, times `scale`, and the spread of it.
+
+    The median of the round-by-round ratios, since what disturbs a round disturbs all who take part in it.
+    """
+    results: dict[str, float] = {}
+    for name, (slow, fast) in pairs.items():
+        rounds = zip(timings[slow].seconds, timings[fast].seconds, strict=True)
+        ratios = Timing(tuple(scale * a / b for a, b in rounds))
+        results |= {name: ratios.median, name + SPREAD: ratios.spread}
+    return results

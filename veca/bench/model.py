@@ -18,7 +18,8 @@ import transformers
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from veca.bench.measure import Timing, interleave, ratio
+from veca.bench.goals import said
+from veca.bench.measure import compare, interleave
 from veca.bench.straightforward import straightforward
 from veca.data.resolutions import PATCH_SIZE
 from veca.memory import keep_memory
@@ -31,8 +32,6 @@ RESOLUTIONS = (256, 512, 768, 1024)
 BUDGET = 64
 MATRIX = 2048
 CANDIDATES = ("veca", "straightforward", "dinov3")
-GOAL_RATE = 0.8  # of the matrix rate, for a training step
-GOAL_LINEAR = 4.4  # time(1024) / time(512): four times the patches
 
 Run = Callable[[Tensor], Tensor]
 
@@ -63,17 +62,16 @@ def model(
         for kind, step in (("forward", _forward), ("train", _train)):
             found = _time(runs, images, kind, step, budget=budget, repeats=repeats)
             seconds[f"{kind}/r{resolution}"] = found.pop("seconds_per_image")
-            results |= _said(found)
+            results |= said("model", found)
         if memory:
-            results |= _said(_memory(resolution, batch, budget))
+            results |= said("model", _memory(resolution, batch, budget))
     if {512, 1024} <= set(resolutions):
-        results |= _said(
-            {
-                f"{kind}/time_1024_over_512": seconds[f"{kind}/r1024"] / seconds[f"{kind}/r512"]
-                for kind in ("forward", "train")
-            }
-        )
-    return {name: value for name, value in results.items() if not name.endswith("spread")}
+        growth = {
+            f"{kind}/time_1024_over_512": seconds[f"{kind}/r1024"] / seconds[f"{kind}/r512"]
+            for kind in ("forward", "train")
+        }
+        results |= said("model", growth)
+    return results
 
 
 def candidate(name: str, *, budget: int = BUDGET, seed: int = 0) -> Run:
@@ -137,15 +135,12 @@ def _time(
     if kind == "train":
         calls["matrix"] = multiply
     timings = interleave(calls, repeats=repeats)
+    key = f"{kind}/r{resolution}"
     results = {"seconds_per_image": timings["veca"].median / len(images)}
-    for peer in CANDIDATES[1:]:
-        key = f"{kind}/r{resolution}/{peer}_over_veca"
-        results[key] = ratio(timings, peer, "veca")
-        pairs = zip(timings[peer].seconds, timings["veca"].seconds, strict=True)
-        results[f"{key}_spread"] = Timing(tuple(slow / fast for slow, fast in pairs)).spread
+    results |= compare(timings, {f"{key}/{peer}_over_veca": (peer, "veca") for peer in CANDIDATES[1:]})
     if kind == "train":
-        share = work / products * ratio(timings, "matrix", "veca")
-        results[f"train/r{resolution}/share_of_matrix_rate"] = share
+        share = {f"{key}/share_of_matrix_rate": ("matrix", "veca")}
+        results |= compare(timings, share, scale=work / products)
     return results
 
 
@@ -177,23 +172,6 @@ def _peak_kilobytes() -> int:
     if status.exists() and (found := re.search(r"VmHWM:\s+(\d+) kB", status.read_text(encoding="ascii"))):
         return int(found[1])
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-
-
-def _said(results: dict[str, float]) -> dict[str, float]:
-    """Printed as they come: the whole takes ten minutes."""
-    for name, value in results.items():
-        print(f"{name:44} {value:8.3f}{_verdict(name, value)}", flush=True)
-    return results
-
-
-def _verdict(name: str, value: float) -> str:
-    if name.endswith("_over_veca"):
-        return "" if value >= 1 else "  below 1: MISSED"
-    if name.endswith("share_of_matrix_rate"):
-        return f"  goal ≥ {GOAL_RATE}: {'reached' if value >= GOAL_RATE else 'MISSED'}"
-    if name.endswith("time_1024_over_512"):
-        return f"  goal ≤ {GOAL_LINEAR}: {'reached' if value <= GOAL_LINEAR else 'MISSED'}"
-    return ""
 
 
 if __name__ == "__main__":

@@ -20,7 +20,8 @@ import simplejpeg
 import torch
 from PIL import Image, ImageEnhance, ImageOps
 
-from veca.bench.measure import interleave, ratio
+from veca.bench.goals import said
+from veca.bench.measure import compare, interleave
 from veca.data.augment import draw_view, render_all, resized_size, sample_generator
 from veca.data.decode import decode, image_size
 from veca.data.ops import NUM_BINS, OPS, resolve_magnitude
@@ -49,12 +50,12 @@ def run(photos: Path | None = None, *, num_photos: int = 96, repeats: int = 9) -
     finally:
         torch.set_num_threads(threads)
     rates = {f"{name}_per_s": len(verbatim) / timing.median for name, timing in timings.items()}
-    return {
-        "verbatim_vs_obvious": ratio(timings, "obvious", "verbatim"),
-        "small_vs_obvious": ratio(timings, "obvious", "small"),
-        "small_vs_decode": ratio(timings, "decode", "small"),
-        **rates,
+    ratios = {
+        "verbatim_vs_obvious": ("obvious", "verbatim"),
+        "small_vs_obvious": ("obvious", "small"),
+        "small_vs_decode": ("decode", "small"),
     }
+    return said("pixels", compare(timings, ratios) | rates)
 
 
 def _rounds(run: Callable[[list[bytes], int], None], images: list[bytes]) -> Callable[[], None]:

@@ -10,7 +10,8 @@ from contextlib import redirect_stderr
 
 import torch
 
-from veca.bench.measure import interleave, ratio
+from veca.bench.goals import said
+from veca.bench.measure import compare, interleave
 from veca.probes.heads import RATES, fit_linear
 from veca.probes.linear import EPOCHS
 
@@ -45,9 +46,10 @@ def run(
     )
     start = time.perf_counter()
     fit(RATES, EPOCHS)
-    return {
-        "together_vs_one_by_one": ratio(timings, "one_by_one", "together"),
+    results = {
+        **compare(timings, {"together_vs_one_by_one": ("one_by_one", "together")}),
         "together_s_per_epoch": timings["together"].median / epochs,
         "one_by_one_s_per_epoch": timings["one_by_one"].median / epochs,
         f"all_{EPOCHS}_epochs_s": time.perf_counter() - start,
     }
+    return said("probe", results)

@@ -6,11 +6,11 @@ that of `veca bench plan`, which says what two of them exchange in a step.
 
 import json
 import os
-import statistics
 import subprocess
 import sys
 
 from veca.bench.costs import polar_flops_per_rank, student_flops
+from veca.bench.goals import said
 from veca.bench.loop import (
     BUDGETS,
     RESOLUTION,
@@ -19,6 +19,7 @@ from veca.bench.loop import (
     make_model,
     one_thread,
 )
+from veca.bench.measure import Timing, compare
 from veca.model import Veca
 from veca.optim.split import split_parameters
 from veca.quiet import quiet_lightning
@@ -39,11 +40,10 @@ def scale(*, num_steps: int = 40, repeats: int = 3) -> dict[str, float]:
     for _ in range(repeats):
         for ranks in RANKS:
             seconds[ranks].append(_run(ranks, num_steps))
-    speed_up = statistics.median(2 * one / two for one, two in zip(*seconds.values(), strict=True))
-    print(f"two ranks do {speed_up:.2f} × the images/s of one; without any cost it would be 2.00 ×")
-    for name, value in _shares().items():
-        print(f"{name:34} {value:8.2f}")
-    return {"two_ranks_over_one": speed_up}
+    timings = {str(ranks): Timing(tuple(values)) for ranks, values in seconds.items()}
+    # Two ranks see two batches in a step; 2.00 would be free of any cost.
+    speed_up = compare(timings, {"two_ranks_over_one": ("1", "2")}, scale=2)
+    return said("scale", speed_up | _shares())
 
 
 def _shares() -> dict[str, float]:
@@ -55,10 +55,10 @@ def _shares() -> dict[str, float]:
     middle = sorted(BUDGETS)[len(BUDGETS) // 2]
     forward = student_flops(student.to("meta"), resolution=RESOLUTION, budget=middle)
     return {
-        "MB of gradients per step": 4 * parameters / 1e6,
-        "GFLOPs per image, forward": forward / 1e9,
-        "GFLOPs of NorMuon, one rank": polar_flops_per_rank(shapes, num_ranks=1) / 1e9,
-        "GFLOPs of NorMuon, each of two": polar_flops_per_rank(shapes, num_ranks=2) / 1e9,
+        "gradient_mb_per_step": 4 * parameters / 1e6,
+        "forward_gflops_per_image": forward / 1e9,
+        "normuon_gflops_one_rank": polar_flops_per_rank(shapes, num_ranks=1) / 1e9,
+        "normuon_gflops_each_of_two": polar_flops_per_rank(shapes, num_ranks=2) / 1e9,
     }
 
 

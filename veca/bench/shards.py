@@ -17,7 +17,8 @@ import numpy as np
 from PIL import Image
 
 from data_prep.shards import make_shards
-from veca.bench.measure import Timing, interleave, ratio
+from veca.bench.goals import said
+from veca.bench.measure import compare, interleave
 
 NUM_FILES = 4000
 NUM_REENCODED = 1200  # enough that starting workers does not count
@@ -41,21 +42,14 @@ def run(folder: str | None = None, *, repeats: int = 5) -> dict[str, float]:
             repeats=repeats,
         )
         size = sum(path.stat().st_size for path in files.rglob("*") if path.is_file())
-    results = {
-        "verbatim_vs_tar": ratio(timings, "tar", "verbatim"),
-        "verbatim_vs_tar_sync": ratio(timings, "tar_sync", "verbatim"),
-        "reencode_2_workers_vs_1": ratio(timings, "reencode_1", "reencode_2"),
+    ratios = {
+        "verbatim_vs_tar": ("tar", "verbatim"),
+        "verbatim_vs_tar_sync": ("tar_sync", "verbatim"),
+        "reencode_2_workers_vs_1": ("reencode_1", "reencode_2"),
     }
-    _print(results, timings, size)
-    return results
-
-
-def _print(results: dict[str, float], timings: dict[str, Timing], size: int) -> None:
-    for name, timing in timings.items():
-        speed = f", {size / timing.median / 1e6:.0f} MB/s" if "reencode" not in name else ""
-        print(f"{name:24} {timing.median:.2f} s ± {timing.spread:.0%}{speed}")
-    for name, value in results.items():
-        print(f"{name:24} {value:.2f}×")
+    whole = ("tar", "tar_sync", "verbatim")
+    rates = {f"{name}_mb_per_s": size / timings[name].median / 1e6 for name in whole}
+    return said("shards", compare(timings, ratios) | rates)
 
 
 def _tar(files: Path, work: Path, *, sync: bool) -> None:
@@ -103,7 +97,3 @@ def _some_files(files: Path, folder: Path, count: int) -> Path:
     for path in sorted(path for path in files.rglob("*") if path.is_file())[:count]:
         (folder / path.name).symlink_to(path.resolve())
     return folder
-
-
-if __name__ == "__main__":
-    run()

@@ -51,7 +51,8 @@ class CoreAttention(nn.Module):
             return self.q(x), self.k(x), self.v(x)
         weight = torch.cat((self.q.weight, self.k.weight, self.v.weight))
         bias = torch.cat((self.q.bias, self.k.bias, self.v.bias))
-        return F.linear(x, weight, bias).unflatten(-1, (3, -1)).unbind(2)
+        joined: Tensor = F.linear(x, weight, bias).unflatten(-1, (3, -1))  # (B, T, 3, D)
+        return joined.unbind(2)
 
     def contributions(self, x: Tensor, rotation: Tensor, budget: int) -> Tensor:
         """How much each patch adds to each core's output, as shares of all tokens: (B, C, N).
