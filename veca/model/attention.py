@@ -45,7 +45,7 @@ class CoreAttention(nn.Module):
         """The three projections of x, each (B, T, D).
 
         Backward, one product of joined weights is the faster; without a backward pass, joining them costs
-        more than it saves (a sixth of the whole path for `large` on one image of 256 px).
+        more than it saves (a tenth of the path of `base` and `large` on one image of 256 px).
         """
         if not torch.is_grad_enabled():
             return self.q(x), self.k(x), self.v(x)
