@@ -152,7 +152,7 @@ def loss_rows(measured: Measured) -> Rows:
     for name, losses in ((f"fixed, C = {max(measured.nested)}", measured.fixed), ("control", measured.full)):
         rows.append([name, f"{losses.mean():.4f}", largest, str(paired(losses, measured.largest))])
     ends = paired(measured.nested[min(measured.nested)], measured.largest)
-    rows.append([f"C = {min(measured.nested)}", "", largest, str(ends)])
+    rows.append([f"nested, C = {min(measured.nested)}", "", largest, str(ends)])
     return rows
 
 
