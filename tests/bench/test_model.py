@@ -1,9 +1,12 @@
 """The benchmark of the whole model, at a size that takes seconds."""
 
+import time
+
 import pytest
 import torch
+from torch import Tensor
 
-from veca.bench.model import CANDIDATES, _peak, candidate, model, train_flops
+from veca.bench.model import CANDIDATES, _growth, _peak, candidate, model, train_flops
 
 
 def test_the_peers_of_the_same_weights_agree() -> None:
@@ -35,3 +38,14 @@ def test_memory_is_that_of_the_candidate_alone() -> None:
     ballast = torch.ones(500_000_000, dtype=torch.uint8)  # a large parent must not hide what a child needs
     peak = _peak("veca", resolution=128, batch=4, budget=64)
     assert len(ballast) / 1024 > peak > 20_000  # kilobytes; twelve layers of 512 tokens, and gradients
+
+
+def test_growth_is_that_of_one_image() -> None:
+    def linear(images: Tensor) -> Tensor:
+        time.sleep(images.numel() * 1e-8)
+        return images.requires_grad_()
+
+    for kind in ("forward", "train"):
+        found = _growth(linear, kind, patches=4096, repeats=3)
+        assert found[f"{kind}/time_1024_over_512"] == pytest.approx(4, rel=0.3)
+        assert f"{kind}/time_1024_over_512_spread" in found

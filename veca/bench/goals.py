@@ -42,7 +42,11 @@ GOALS: dict[str, tuple[Goal, ...]] = {  # by verb of `veca bench`
             for kind in ("forward", "train")
             for peer in ("straightforward", "dinov3")
         ),
-        *(Goal(f"train/r{side}/dinov3_memory_over_veca", 1.0) for side in SIDES),
+        *(
+            Goal(f"train/r{side}/{peer}_memory_over_veca", 1.0)
+            for side in SIDES
+            for peer in ("straightforward", "dinov3")
+        ),
         *(Goal(f"train/r{side}/share_of_matrix_rate", 0.8) for side in SIDES),
         *(Goal(f"{kind}/time_1024_over_512", 4.4, at_most=True) for kind in ("forward", "train")),
     ),

@@ -11,6 +11,7 @@ import resource
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -41,7 +42,7 @@ def model(
     resolutions: Sequence[int] = RESOLUTIONS,
     budget: int = BUDGET,
     patches: int = 4096,
-    repeats: int = 3,
+    repeats: int = 5,
     memory: bool = True,
 ) -> dict[str, float]:
     """Time the small model, forward and training step, against its peers.
@@ -54,23 +55,16 @@ def model(
         memory: Also measure peak memory, each candidate in a process of its own.
     """
     results: dict[str, float] = {}
-    seconds: dict[str, float] = {}
     runs = {name: candidate(name, budget=budget) for name in CANDIDATES}
     for resolution in resolutions:
-        batch = max(1, round(patches / (resolution // PATCH_SIZE) ** 2))
-        images = torch.randn(batch, 3, resolution, resolution)
-        for kind, step in (("forward", _forward), ("train", _train)):
-            found = _time(runs, images, kind, step, budget=budget, repeats=repeats)
-            seconds[f"{kind}/r{resolution}"] = found.pop("seconds_per_image")
-            results |= said("model", found)
+        images = _images(resolution, patches)
+        for kind in STEPS:
+            results |= said("model", _time(runs, images, kind, budget=budget, repeats=repeats))
         if memory:
-            results |= said("model", _memory(resolution, batch, budget))
+            results |= said("model", _memory(resolution, len(images), budget))
     if {512, 1024} <= set(resolutions):
-        growth = {
-            f"{kind}/time_1024_over_512": seconds[f"{kind}/r1024"] / seconds[f"{kind}/r512"]
-            for kind in ("forward", "train")
-        }
-        results |= said("model", growth)
+        for kind in STEPS:
+            results |= said("model", _growth(runs["veca"], kind, patches=patches, repeats=repeats))
     return results
 
 
@@ -101,6 +95,11 @@ def train_flops(resolution: int, budget: int = BUDGET) -> int:
     return total
 
 
+def _images(resolution: int, patches: int) -> Tensor:
+    batch = max(1, round(patches / (resolution // PATCH_SIZE) ** 2))
+    return torch.randn(batch, 3, resolution, resolution)
+
+
 def _forward(run: Run, images: Tensor) -> None:
     with torch.inference_mode():
         run(images)
@@ -110,15 +109,10 @@ def _train(run: Run, images: Tensor) -> None:
     run(images).square().mean().backward()
 
 
-def _time(
-    runs: dict[str, Run],
-    images: Tensor,
-    kind: str,
-    step: Callable[[Run, Tensor], None],
-    *,
-    budget: int,
-    repeats: int,
-) -> dict[str, float]:
+STEPS = {"forward": _forward, "train": _train}
+
+
+def _time(runs: dict[str, Run], images: Tensor, kind: str, *, budget: int, repeats: int) -> dict[str, float]:
     a, b = torch.randn(MATRIX, MATRIX), torch.randn(MATRIX, MATRIX)
     resolution = images.shape[-1]
     work = len(images) * train_flops(resolution, budget) / (2 * MATRIX**3)
@@ -129,19 +123,27 @@ def _time(
             a @ b
 
     calls: dict[str, Callable[[], object]] = {
-        name: lambda run=run: step(run, images)  # type: ignore[misc]  # mypy does not see the default
-        for name, run in runs.items()
+        name: partial(STEPS[kind], run, images) for name, run in runs.items()
     }
     if kind == "train":
         calls["matrix"] = multiply
     timings = interleave(calls, repeats=repeats)
     key = f"{kind}/r{resolution}"
-    results = {"seconds_per_image": timings["veca"].median / len(images)}
-    results |= compare(timings, {f"{key}/{peer}_over_veca": (peer, "veca") for peer in CANDIDATES[1:]})
+    results = compare(timings, {f"{key}/{peer}_over_veca": (peer, "veca") for peer in CANDIDATES[1:]})
     if kind == "train":
         share = {f"{key}/share_of_matrix_rate": ("matrix", "veca")}
         results |= compare(timings, share, scale=work / products)
     return results
+
+
+def _growth(run: Run, kind: str, *, patches: int, repeats: int) -> dict[str, float]:
+    """How much longer an image of 1024 px takes than one of 512."""
+    sides = {str(side): _images(side, patches) for side in (512, 1024)}
+    timings = interleave(
+        {side: partial(STEPS[kind], run, images) for side, images in sides.items()}, repeats=repeats
+    )
+    scale = len(sides["512"]) / len(sides["1024"])
+    return compare(timings, {f"{kind}/time_1024_over_512": ("1024", "512")}, scale=scale)
 
 
 def _memory(resolution: int, batch: int, budget: int) -> dict[str, float]:
