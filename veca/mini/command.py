@@ -30,7 +30,7 @@ from veca.probes.sweep import RANDOM
 from veca.run import METRICS_NAME, read_metrics
 
 BESIDE = Path("../shared/data")
-STEPS = 1250
+STEPS = 2600
 LABELS = {"nested": "nested", "fixed": "fixed", "full": "control"}
 
 

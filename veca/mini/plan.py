@@ -19,7 +19,7 @@ from veca.mini.steps import Step
 RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "mini_nested.yaml"
 MODELS = ("nested", "fixed", "full")
 FULL_BUDGET = 64
-BATCH_SIZE = 16  # of the recipe
+BATCH_SIZE = 8  # of the recipe
 PROBE_BUDGETS = (8, 32, 64)
 MEAN_ROWS = (("nested", 8), ("nested", 64), ("fixed", 64), ("full", 64))  # model, budget
 VECA = (sys.executable, "-c", "from veca.cli import main; main()")
@@ -36,7 +36,7 @@ class Settings:
     camvid: str | None
     steps: int
     seeds: tuple[int, ...]
-    resolution: int = 160  # of training and of all probes
+    resolution: int = 128  # of training and of all probes
     scenes: int = 800  # of the sample set
     scene_size: int = 192
     train_scenes: int = 640  # distilled: all of its train split
@@ -44,7 +44,7 @@ class Settings:
     max_photos: int = 4500
     photo_pieces: int = 2000  # few photos are cut into about so many
     smallest_square: float = 1 / 8  # of the short side of a photo
-    num_views: int = 10800  # what the teacher sees, once for all students
+    num_views: int = 13300  # what the teacher sees, once for all students
     probe_seeds: int = 2
     linear_epochs: int = 50
     dense_epochs: int = 20
