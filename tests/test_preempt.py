@@ -158,12 +158,24 @@ def test_handlers_are_ours_during_training_and_gone_after_it(tiny_shards: Path, 
     assert [signal.getsignal(number) for number in STOP] == before
 
 
+def test_a_validation_alone_never_writes_the_checkpoint(
+    tiny_shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stop_signals, "received", signal.SIGUSR1)
+    stop = StopWhenAsked(tmp_path / "last.ckpt")
+    options = {"max_steps": STEPS, "limit_val_batches": 1, "enable_checkpointing": True}
+    trainer = make_trainer(tmp_path, **options, callbacks=[stop])
+    trainer.validate(make_model(), datamodule=make_data(tiny_shards), verbose=False)
+    assert not stop.path.exists()
+
+
 def test_at_the_end_of_a_process_late_signals_are_ignored() -> None:
     before = [signal.getsignal(number) for number in STOP]
     try:
         with stop_signals.caught(ends_process=True):
             os.kill(os.getpid(), signal.SIGUSR1)
             assert stop_signals.received == signal.SIGUSR1
+        assert stop_signals.received is None  # else the next verb of this process would stop
         for number in STOP:
             os.kill(os.getpid(), number)  # would end this process
     finally:

@@ -54,7 +54,7 @@ class StopWhenAsked(Checkpoint):
                 self._stop(trainer)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if not trainer.sanity_checking and self._asked(trainer):
+        if self._step is not None and self._asked(trainer):  # `veca validate` has nothing to save
             trainer.save_checkpoint(self.path)
             self._stop(trainer)
 

@@ -38,7 +38,7 @@ class StopSignals:
 
     @contextmanager
     def caught(self, *, ends_process: bool) -> Iterator[None]:
-        """Within the block signals are noted; after it they do what they did before.
+        """Within the block signals are noted; after it they do what they did before, and the note is gone.
 
         Where the process ends after the block they are ignored instead: the run is complete, and a late
         signal must not turn it into a failed one.
@@ -48,6 +48,7 @@ class StopSignals:
         try:
             yield
         finally:
+            self.received = None
             for number, handler in before.items():
                 signal.signal(number, signal.SIG_IGN if ends_process else handler or signal.SIG_DFL)
 
