@@ -197,7 +197,7 @@ def test_every_fit_of_the_plan_is_understood(
 
 def test_absent_sets_are_not_probed(tmp_path: Path) -> None:
     names = [step.name for step in probe_steps(tmp_path, SETTINGS)]
-    assert names == ["probe-cifar-mean", "probe-sample", "probe-cifar", "probe-camvid"]
+    assert names == ["probe-cifar", "probe-sample", "probe-camvid"]
     absent = Settings(photos=None, cifar=None, camvid=None, steps=20, seeds=(1,))
     assert [step.name for step in probe_steps(tmp_path, absent)] == ["probe-sample"]
 

@@ -12,7 +12,7 @@ SPREAD = "_spread"  # behind the name of a ratio: how far its turns lie apart
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds per call of one candidate, or ratios of two, round by round."""
+    """Seconds per call of one candidate, peaks of its memory, or ratios of two, round by round."""
 
     seconds: tuple[float, ...]
 

@@ -108,7 +108,6 @@ def probe_steps(out: Path, settings: Settings) -> list[Step]:
     steps: list[Step] = []
     kinds = [("sample", str(out / "sample/images"), "linear")]
     if settings.cifar:
-        kinds.append(("cifar", f"CIFAR-10:{settings.cifar}", "linear"))
         steps.append(_mean_step(out, settings, f"CIFAR-10:{settings.cifar}"))
     if settings.camvid:
         kinds.append(("camvid", f"CamVid:{settings.camvid}", "segment"))
@@ -174,10 +173,10 @@ def _mean_step(out: Path, settings: Settings, data: str) -> Step:
     specs += [mean_spec(out, "random", seed, FULL_BUDGET) for seed in range(settings.probe_seeds)]
     half = (len(specs) + 1) // 2
     return Step(
-        "probe-cifar-mean",
+        "probe-cifar",
         "probe linear on cifar, mean over patches",
         [
-            [*_probe(part, "linear", options), *_into(out, f"cifar-mean-{name}")]
+            [*_probe(part, "linear", options), *_into(out, f"cifar-{name}")]
             for name, part in (("nested", specs[:half]), ("others", specs[half:]))
         ],
     )
