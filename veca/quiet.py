@@ -10,7 +10,6 @@ MESSAGES = (  # of warnings
     r".isinstance\(treespec, LeafSpec\). is deprecated",
     r"\s*By default only one JsonargparseDeprecationWarning",
     r"The `srun` command is available",  # `cluster.py` tells those who forgot it
-    r"You defined a `validation_step` but have no `val_dataloader`",  # benchmarks only train
 )
 
 

@@ -9,7 +9,6 @@ import pytest
 from veca.bench import loop
 
 pytestmark = pytest.mark.filterwarnings(
-    "ignore:You defined a `validation_step` but have no `val_dataloader`",
     "ignore:The number of training batches .* is smaller than the logging interval",
 )
 TOY = {"width": 32, "depth": 2, "num_heads": 2, "num_cores": 64}

@@ -165,6 +165,9 @@ class MemoryData(LightningDataModule):
     def train_dataloader(self) -> MemoryBatches:
         return self._train
 
+    def val_dataloader(self) -> list[MemoryBatches]:
+        return []  # nothing is validated, and Lightning need not warn of it
+
     def metrics(self) -> dict[str, float]:
         return {"train/skipped": 0.0}
 

@@ -149,16 +149,15 @@ def _growth(run: Run, kind: str, *, patches: int, repeats: int) -> dict[str, flo
 
 def _memory(resolution: int, batch: int, budget: int) -> dict[str, float]:
     """Of a few processes each: a single peak may be a fifth off."""
-    peaks = {
-        name: Timing(tuple(_peak(name, resolution, batch, budget) for _ in range(PEAKS)))
-        for name in CANDIDATES
-    }
+    sizes = {"resolution": resolution, "batch": batch, "budget": budget}
+    peaks = {name: Timing(tuple(_peak(name, **sizes) for _ in range(PEAKS))) for name in CANDIDATES}
     key = f"train/r{resolution}"
     return compare(peaks, {f"{key}/{peer}_memory_over_veca": (peer, "veca") for peer in CANDIDATES[1:]})
 
 
-def _peak(name: str, *numbers: int) -> float:
-    command = [sys.executable, "-m", "veca.bench.model", name, *map(str, numbers)]
+def _peak(name: str, *, resolution: int, batch: int, budget: int) -> float:
+    numbers = map(str, (resolution, batch, budget))
+    command = [sys.executable, "-m", "veca.bench.model", name, *numbers]
     return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 

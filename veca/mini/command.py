@@ -184,8 +184,8 @@ def _notes(settings: Settings, images: Images, views: int, *, smoke: bool) -> li
         "model side by side; one that was interrupted counts from its last start. The step is the median of "
         "the log.",
         "Probes: percent on the judged split; in brackets each seed. Random weights have the size of the "
-        "student; raw pixels are the image itself. On CIFAR-10 the feature is the mean "
-        "over patches, on the sample set the class token.",
+        "student; raw pixels are the image itself. On CIFAR-10 the feature is the mean over patches, on the "
+        "sample set the class token.",
     ]
     for name, folder, key in (("CIFAR-10", settings.cifar, "cifar"), ("CamVid", settings.camvid, "camvid")):
         if folder is None:
