@@ -31,7 +31,7 @@ from veca.mini.plan import (
 )
 from veca.mini.steps import Step, run_step
 from veca.mini.students import OVERRIDES, MeanPatch, open_student
-from veca.mini.table import Measured, Page, claims, probe_rows, read_probes, write_page
+from veca.mini.table import Measured, Page, claims, loss_rows, probe_rows, read_probes, write_page
 from veca.probes.models import open_model
 from veca.probes.results import Cell, Results, write_results
 from veca.student import TransformersStudent
@@ -48,6 +48,7 @@ def measured(*, middle: float = 2.2, control: float = 1.9) -> Measured:
     spread = losses(-0.3, 0.0, 0.3)  # between images: cancels in paired differences
     step = losses(0.0, 0.01, -0.01)
     return Measured(
+        are_photos=np.array([False, False, True]),
         constant=3.0 + spread,
         nested={8: 2.4 + spread, 16: middle + spread + step, 64: 2.0 + spread - step},
         fixed=2.0 + spread,
@@ -104,9 +105,17 @@ def test_claims_that_fail_say_so() -> None:
     assert found[0].measured.startswith("C = 8 → 16: +0.1000")
 
 
+def test_losses_are_also_told_apart_by_the_kind_of_image() -> None:
+    rows = loss_rows(measured())
+    assert rows[0][1:4] == ["mean", "photos", "scenes"]
+    assert rows[1][1:4] == ["3.0000", "3.3000", "2.8500"]
+    photos_alone = measured()._replace(are_photos=np.array([True, True, True]))
+    assert loss_rows(photos_alone)[1][1:4] == ["3.0000", "3.0000", "–"]
+
+
 def test_a_flat_curve_is_no_elastic_one() -> None:
     level = losses(2.0, 2.1, 2.2)
-    flat = Measured(level + 1, {8: level, 64: level}, level, level)
+    flat = Measured(np.array([True, True, True]), level + 1, {8: level, 64: level}, level, level)
     assert [claim.verdict for claim in claims(flat, probes())][:2] == ["reached", "NOT reached"]
 
 
@@ -124,7 +133,7 @@ def test_the_page_is_whole_in_itself(tmp_path: Path) -> None:
     text = write_page(tmp_path, page, {"steps": 20})
     assert (tmp_path / "mini.md").read_text(encoding="utf-8") == text + "\n"
     assert "NOT reached" in text
-    assert "| nested, C = 16 | 2.2000 | nested, C = 8 | -0.2000 ± 0.0058 |" in text
+    assert "| nested, C = 16 | 2.2000 | 2.4900 | 2.0550 | nested, C = 8 | -0.2000 ± 0.0058 |" in text
     html = (tmp_path / "mini.html").read_text(encoding="utf-8")
     assert "A note &lt;here&gt;." in html
     assert 'class="missed">NOT reached' in html
@@ -295,9 +304,10 @@ def test_losses_per_image_are_the_objective() -> None:
     torch.manual_seed(0)
     targets = Targets(torch.randn(4, 320), torch.randn(4, 4, 320))
     images = torch.randint(0, 256, (4, 3, 32, 32), dtype=torch.uint8)
+    keys = ["photo-00000-1f", "scene-000001-2e", "scene-000002-3d", "photo-00001-4c"]
     validation = Validation.__new__(Validation)
     validation.batches = [
-        Batch(images[part], [], Targets(targets.cls[part], targets.patches[part]))
+        Batch(images[part], keys[part], Targets(targets.cls[part], targets.patches[part]))
         for part in (slice(0, 3), slice(3, 4))
     ]
     student = create_model("tiny", **OVERRIDES, out_width=320).eval()
@@ -305,6 +315,7 @@ def test_losses_per_image_are_the_objective() -> None:
         whole = distillation_loss(student(normalise(images), budget=16), targets)
     found = validation.losses(student, budget=16)
     assert found.shape == (4,)
+    assert validation.are_photos().tolist() == [True, False, False, True]
     assert found.mean() == pytest.approx(float(whole.loss), rel=1e-5)
     mean = Features(
         targets.cls.mean(0).expand(4, -1),

@@ -30,7 +30,7 @@ from veca.probes.sweep import RANDOM
 from veca.run import METRICS_NAME, read_metrics
 
 BESIDE = Path("../shared/data")
-STEPS = 2900
+STEPS = 2600
 LABELS = {"nested": "nested", "fixed": "fixed", "full": "control"}
 
 
@@ -55,7 +55,7 @@ def mini(
     Args:
         out: Folder to write. Delete it to begin anew.
         photos: Folder of real photos, however deep; by default ../shared/data/photos where it is there, else
-            scenes of the sample set alone. Fewer than 1,500 are also cut into squares, to make up for it.
+            scenes of the sample set alone. Fewer than 3,800 are also cut into squares, to make up for it.
         cifar: Folder of CIFAR-10; by default ../shared/data/cifar10 where it is there, else it is left out.
         camvid: Folder of CamVid; by default ../shared/data/camvid where it is there, else it is left out.
         steps: Optimizer steps of each fit.
@@ -125,6 +125,7 @@ def _measure(out: Path, settings: Settings, validation: Validation) -> Measured:
 
     budgets = open_student(checkpoint(out, "nested", settings.seeds[0])).budgets
     return Measured(
+        are_photos=validation.are_photos(),
         constant=validation.constant(),
         nested={budget: losses("nested", budget) for budget in budgets},
         fixed=losses("fixed", FULL_BUDGET),

@@ -69,6 +69,10 @@ class Validation:
             if batch.targets is not None
         ]
 
+    def are_photos(self) -> NDArray[np.bool_]:
+        """Which images are photos; the others are scenes."""
+        return np.array([key.startswith("photo") for batch in self.batches for key in batch.keys])
+
     def losses(self, student: Student, *, budget: int) -> Losses:
         """The loss of each image."""
         found: list[float] = []

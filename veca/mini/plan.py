@@ -37,17 +37,17 @@ class Settings:
     steps: int
     seeds: tuple[int, ...]
     resolution: int = 128  # of training and of all probes
-    scenes: int = 800  # of the sample set
+    scenes: int = 1600  # of the sample set
     scene_size: int = 192
-    train_scenes: int = 640  # distilled: all of its train split
+    train_scenes: int = 1280  # distilled: all of its train split
     val_scenes: int = 80
     max_photos: int = 4500
-    photo_pieces: int = 2000  # few photos are cut into about so many
+    photo_pieces: int = 5000  # few photos are cut into about so many
     smallest_square: float = 1 / 8  # of the short side of a photo
     num_views: int = 13300  # what the teacher sees, once for all students
     probe_seeds: int = 2
     linear_epochs: int = 50
-    dense_epochs: int = 20
+    dense_epochs: int = 60
 
 
 SMOKE = {

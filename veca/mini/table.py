@@ -12,6 +12,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from veca.files import write_text_atomic
 from veca.mini.losses import Losses, Paired, paired
 from veca.probes.results import markdown, read_results
@@ -54,6 +57,7 @@ class Claim(NamedTuple):
 class Measured(NamedTuple):
     """Losses of every image, the mean over seeds each."""
 
+    are_photos: NDArray[np.bool_]  # the other images are scenes
     constant: Losses
     nested: dict[int, Losses]  # by budget
     fixed: Losses
@@ -141,18 +145,19 @@ def claims(measured: Measured, probes: Probes) -> list[Claim]:
 
 
 def loss_rows(measured: Measured) -> Rows:
-    rows = [["loss on validation images", "mean", "to", "paired difference ± standard error"]]
-    rows.append(["constant per position", f"{measured.constant.mean():.4f}", "", ""])
+    difference = "paired difference ± standard error"
+    rows = [["loss on validation images", "mean", "photos", "scenes", "to", difference]]
+    rows.append(["constant per position", *_means(measured, measured.constant), "", ""])
     steps = {larger: (smaller, step) for smaller, larger, step in measured.steps()}
     for budget, losses in sorted(measured.nested.items()):
         smaller, step = steps.get(budget, ("", ""))
         named = f"nested, C = {smaller}" if smaller else ""
-        rows.append([f"nested, C = {budget}", f"{losses.mean():.4f}", named, str(step)])
+        rows.append([f"nested, C = {budget}", *_means(measured, losses), named, str(step)])
     largest = f"nested, C = {max(measured.nested)}"
     for name, losses in ((f"fixed, C = {max(measured.nested)}", measured.fixed), ("control", measured.full)):
-        rows.append([name, f"{losses.mean():.4f}", largest, str(paired(losses, measured.largest))])
+        rows.append([name, *_means(measured, losses), largest, str(paired(losses, measured.largest))])
     ends = paired(measured.nested[min(measured.nested)], measured.largest)
-    rows.append([f"nested, C = {min(measured.nested)}", "", largest, str(ends)])
+    rows.append([f"nested, C = {min(measured.nested)}", "", "", "", largest, str(ends)])
     return rows
 
 
@@ -193,6 +198,7 @@ def _body(page: Page, found: list[Claim], settings: Mapping[str, Any]) -> dict[s
     return {
         "settings": settings,
         "claims": [{**one._asdict(), "verdict": one.verdict} for one in found],
+        "are_photos": measured.are_photos.tolist(),
         "losses": {name: losses.tolist() for name, losses in named.items()},
         "budget_steps": [
             {"from": smaller, "to": larger, **step._asdict()} for smaller, larger, step in measured.steps()
@@ -226,6 +232,12 @@ def _marked(rows: Rows) -> Rows:
         ]
         for row in rows
     ]
+
+
+def _means(measured: Measured, losses: Losses) -> list[str]:
+    """Over all images, photos and scenes."""
+    parts = (losses, losses[measured.are_photos], losses[~measured.are_photos])
+    return [f"{part.mean():.4f}" if len(part) else "–" for part in parts]
 
 
 def _points(probes: Probes, data: str, goal: tuple[str, str, float]) -> Claim:
