@@ -131,6 +131,16 @@ def test_models_stand_side_by_side(model_dir: Path, image_dir: Path, tmp_path: P
     check_picture(tmp_path / "dense.png")
 
 
+def test_slow_pictures_show_progress(
+    model_dir: Path, image_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    common = "--model", model_dir, "--image", image_dir / "0.png", "--method", "pca", "--out"
+    run(pictures.contributions, *common, tmp_path / "a.png", "--budgets", "4,16", "--resolution", 64)
+    assert "2/2" in capsys.readouterr().err
+    run(pictures.dense, *common, tmp_path / "b.png", "--resolutions", "64,96")
+    assert "1/1" in capsys.readouterr().err
+
+
 def test_the_same_picture_has_the_same_bytes(model_dir: Path, image_dir: Path, tmp_path: Path) -> None:
     for suffix in ("png", "svg"):
         files = [tmp_path / f"{name}.{suffix}" for name in "ab"]

@@ -31,6 +31,7 @@ from veca.figures.maps import Array, core_paths, cosine_map, patch_at, similarit
 from veca.figures.sheet import Row, Tile, check_out, draw_sheet, save
 from veca.model import Veca
 from veca.probes.models import ProbedModel
+from veca.probes.progress import count_images
 from veca.probes.settings import Names, Numbers, split_names
 
 COSINE = "cosine"
@@ -64,10 +65,11 @@ def contributions(
     method = choose_method(method)
     rows: list[Row] = []
     models, paths = open_models(model), find_images(image)
-    for probed in models:
-        veca = veca_of(probed)
-        sights = [see(path, resolution=fit_side(probed, resolution)) for path in paths]
-        for budget in choose_budgets(veca, budgets):
+    wanted = [(probed, budget) for probed in models for budget in choose_budgets(veca_of(probed), budgets)]
+    with count_images("contributions", len(wanted), unit="row") as bar:
+        for probed, budget in wanted:
+            veca = veca_of(probed)
+            sights = [see(path, resolution=fit_side(probed, resolution)) for path in paths]
             maps = [patch_profiles(veca, sight, budget=budget) for sight in sights]
             colours = iter(
                 joint_colours([layer for layers in maps for layer in layers], method=method, seed=seed)
@@ -75,6 +77,7 @@ def contributions(
             for sight in sights:
                 tiles = [Tile(_square(next(colours))) for _ in range(veca.size.depth - 1)]
                 rows.append(Row(_label(probed, models, f"{budget} cores"), [Tile(sight.picture), *tiles]))
+            bar.update()
     depth = max(len(row.tiles) for row in rows)
     columns = ["image", *(f"layer {number}" for number in range(2, depth + 1))]
     figure = draw_sheet(
@@ -196,8 +199,9 @@ def dense(
     sides = parse_numbers("resolutions", resolutions, default=[256, 512, 768, 1024])
     models = open_models(model)
     rows = []
-    for path in find_images(image):
-        for probed in models:
+    wanted = [(path, probed) for path in find_images(image) for probed in models]
+    with count_images("dense", len(wanted), unit="row") as bar:
+        for path, probed in wanted:
             sights = [see(path, resolution=fit_side(probed, side)) for side in sides]
             found = [dense_features(probed, sight, budget=budget) for sight in sights]
             colours = joint_colours([patches for patches, _ in found], method=method, seed=seed)
@@ -208,6 +212,7 @@ def dense(
                 tiles = [Tile(cosine_map(p, f.cls[0]).reshape(f.grid)) for p, f in found]
                 word = "CLS" if found[0][1].has_cls else "mean"
                 rows.append(Row(f"{word} to patch", [None, *tiles], COSINE))
+            bar.update()
     figure = draw_sheet(
         rows,
         title="Dense features over resolutions",
