@@ -65,19 +65,21 @@ def contributions(
     method = choose_method(method)
     rows: list[Row] = []
     models, paths = open_models(model), find_images(image)
-    wanted = [(probed, budget) for probed in models for budget in choose_budgets(veca_of(probed), budgets)]
-    with count_images("contributions", len(wanted), unit="row") as bar:
-        for probed, budget in wanted:
+    chosen = [choose_budgets(veca_of(probed), budgets) for probed in models]
+    with count_images("contributions", sum(map(len, chosen)), unit="embedding") as bar:
+        for probed, each in zip(models, chosen, strict=True):
             veca = veca_of(probed)
             sights = [see(path, resolution=fit_side(probed, resolution)) for path in paths]
-            maps = [patch_profiles(veca, sight, budget=budget) for sight in sights]
-            colours = iter(
-                joint_colours([layer for layers in maps for layer in layers], method=method, seed=seed)
-            )
-            for sight in sights:
-                tiles = [Tile(_square(next(colours))) for _ in range(veca.size.depth - 1)]
-                rows.append(Row(_label(probed, models, f"{budget} cores"), [Tile(sight.picture), *tiles]))
-            bar.update()
+            for budget in each:
+                maps = [patch_profiles(veca, sight, budget=budget) for sight in sights]
+                colours = iter(
+                    joint_colours([layer for layers in maps for layer in layers], method=method, seed=seed)
+                )
+                for sight in sights:
+                    tiles = [Tile(_square(next(colours))) for _ in range(veca.size.depth - 1)]
+                    label = _label(probed, models, f"{budget} cores")
+                    rows.append(Row(label, [Tile(sight.picture), *tiles]))
+                bar.update()
     depth = max(len(row.tiles) for row in rows)
     columns = ["image", *(f"layer {number}" for number in range(2, depth + 1))]
     figure = draw_sheet(
@@ -200,7 +202,7 @@ def dense(
     models = open_models(model)
     rows = []
     wanted = [(path, probed) for path in find_images(image) for probed in models]
-    with count_images("dense", len(wanted), unit="row") as bar:
+    with count_images("dense", len(wanted), unit="embedding") as bar:
         for path, probed in wanted:
             sights = [see(path, resolution=fit_side(probed, side)) for side in sides]
             found = [dense_features(probed, sight, budget=budget) for sight in sights]

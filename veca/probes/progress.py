@@ -1,4 +1,4 @@
-"""The progress bar of probes and figures: images done and to do."""
+"""The progress bar of probes and figures: what is done and to do."""
 
 import sys
 from typing import Any
