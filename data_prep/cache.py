@@ -23,11 +23,13 @@ from data_prep.cache_views import ViewData, list_shards, pending_shards
 from data_prep.cache_writer import TargetWriter, TeacherPass, write_index, write_projection
 from data_prep.pool import default_workers
 from data_prep.records import PARTS, Summary
+from veca.compiling import WORTH_IMAGES, has_cpp_compiler
 from veca.data.cached import CacheSpec, spec_problems
 from veca.data.download import is_url
 from veca.data.loader import WorkerOptions
 from veca.data.sources import Source, check_shards, open_sources
 from veca.memory import keep_memory
+from veca.precision import BF16, cpu_multiplies_bf16, resolve_precision
 from veca.preempt import leave_signals_alone
 from veca.quiet import ignore_warnings
 from veca.teacher import CachedTargets, Teacher
@@ -77,6 +79,9 @@ def make_cache(
         problems.append(f"batch_size must be at least 1; got {batch_size}. Leave it out for the usual one.")
     if problems:
         raise ValueError("\n".join(problems))
+    devices = devices._replace(
+        precision=resolve_precision(devices.precision, accelerator=devices.accelerator)
+    )
     source = _open_images(str(shards))
     spec = _make_spec(source, named, resolutions, views=views, dtype=dtype, seed=seed, devices=devices)
     out = Path(source.folder) / spec.folder_name
@@ -86,6 +91,8 @@ def make_cache(
         batch_size = batch_size or _usual_batch(devices)
         if named.teacher.micro_batch is None:
             named.teacher.micro_batch = {min(resolutions): batch_size}  # fewer of larger images
+        if _worth_compiling(source, resolutions, views, devices) and named.teacher.compile_teacher is None:
+            named.teacher.compile_fixed()
         _predict(source, out, spec, named.teacher, batch_size=batch_size, devices=devices, workers=workers)
     return write_index(out, spec, list_shards(source), projection_sha256=projection)
 
@@ -226,10 +233,26 @@ def _predict(
         trainer.predict(TeacherPass(teacher, dtype=spec.dtype), datamodule=data, return_predictions=False)
 
 
+def _worth_compiling(source: Source, resolutions: Sequence[int], views: int, devices: Devices) -> bool:
+    """In bf16 on a CPU, for more views than compiling costs."""
+    samples = sum(info.samples for infos in source.index.splits.values() for info in infos)
+    enough = samples * views * len(resolutions) >= WORTH_IMAGES
+    return (
+        enough
+        and _on_cpu(devices)
+        and devices.precision == BF16
+        and cpu_multiplies_bf16()
+        and has_cpp_compiler()
+    )
+
+
 def _usual_batch(devices: Devices) -> int:
     """Views at once: enough to fill a GPU; on a CPU more of them only leave its caches."""
-    on_cpu = devices.accelerator == "cpu" or not torch.cuda.is_available()
-    return 16 if on_cpu else 64
+    return 16 if _on_cpu(devices) else 64
+
+
+def _on_cpu(devices: Devices) -> bool:
+    return devices.accelerator == "cpu" or not torch.cuda.is_available()
 
 
 def _number(devices: str) -> str | int:

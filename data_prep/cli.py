@@ -177,7 +177,9 @@ def _add_cache(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--batch-size", type=int, help="views the teacher takes at once (default: 64, on a CPU 16)"
     )
-    parser.add_argument("--precision", help="Lightning's, e.g. bf16-mixed (default: 32-true)")
+    parser.add_argument(
+        "--precision", help="Lightning's, e.g. bf16-mixed; auto: by device (default: 32-true)"
+    )
     parser.add_argument("--accelerator", default="auto", help="cpu, gpu, … (default: %(default)s)")
     parser.add_argument("--devices", default="auto", help="how many per machine (default: %(default)s)")
     parser.add_argument("--num-nodes", type=int, default=1, help="machines (default: %(default)s)")

@@ -60,6 +60,11 @@ class BudgetSchedule:
             found.append(f"weights = {self.weights}: at least one must be above 0.")
         return found
 
+    @property
+    def drawn(self) -> list[int]:
+        """The budgets that a run can meet."""
+        return [budget for budget, weight in self.weights.items() if weight > 0]
+
     def budget(self, step: int) -> int:
         """The budget of an optimizer step."""
         weights = np.array(list(self.weights.values()), dtype=np.float64)

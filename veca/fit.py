@@ -9,10 +9,11 @@ import inspect
 import sys
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from jsonargparse import ArgumentParser, Namespace
 from jsonargparse.typing import NonNegativeInt
+from lightning.fabric.connector import _PRECISION_INPUT  # type: ignore[attr-defined]  # only private
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
@@ -24,6 +25,7 @@ from veca.data.sources import open_sources
 from veca.distill import Distill, recipe_problems
 from veca.environment import RecordEnvironment
 from veca.optim.settings import Optimization
+from veca.precision import AUTO, recorded_precision, resolve_precision
 from veca.preempt import StopWhenAsked, leave_signals_alone
 from veca.quiet import ignore_warnings
 from veca.recipe import find_problems
@@ -34,6 +36,20 @@ from veca.snapshots import NUM_IMAGES, Snapshots
 
 GROUPS = ("trainer", "model", "model.optimization", "data")
 CHECKED = tuple(inspect.signature(recipe_problems).parameters)
+
+
+class RunTrainer(Trainer):
+    """Lightning's Trainer, for which `precision: auto` is a value of recipes.
+
+    Args:
+        precision: What to compute in; `auto` is bf16-mixed on GPUs and on CPUs that multiply bf16 (AMX,
+            AVX512-BF16), 32-true elsewhere. The run's config.yaml says what it came to.
+    """
+
+    def __init__(
+        self, *, precision: _PRECISION_INPUT | Literal["auto"] | None = None, **options: Any
+    ) -> None:
+        super().__init__(precision=precision, **options)  # type: ignore[arg-type]  # resolved by now
 
 
 class VecaCLI(LightningCLI):
@@ -99,6 +115,11 @@ class VecaCLI(LightningCLI):
         self._ckpt_path = _resolve_ckpt_path(
             config.ckpt_path, self._folder / "checkpoints", may_be_missing=self.subcommand == "fit"
         )
+        if config.trainer.precision == AUTO:
+            recorded = recorded_precision(self._folder / "config.yaml") if self._ckpt_path else None
+            config.trainer.precision = recorded or resolve_precision(
+                AUTO, accelerator=config.trainer.accelerator
+            )
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         config, given = self.config[self.subcommand], self.config_init[self.subcommand].trainer
@@ -188,6 +209,7 @@ def main(args: list[str] | None) -> None:
         VecaCLI(
             Distill,
             ShardDataModule,
+            trainer_class=RunTrainer,
             args=args,
             until_end=until_end,
             seed_everything_default=42,

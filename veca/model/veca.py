@@ -97,6 +97,7 @@ class Veca(nn.Module, HubFolder):
 
         self.activation_checkpointing = False  # recompute blocks in backward: less memory, more time
         self.augment_rope = True  # in training mode only
+        self._eager_inference = False
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -162,10 +163,13 @@ class Veca(nn.Module, HubFolder):
     def compile_blocks(self, **options: Any) -> None:
         """Compile the layers in place, one graph for all of them, every budget and image size.
 
-        Parameter names do not change. `options` go to `torch.compile`.
+        Parameter names do not change. `options` go to `torch.compile`. With `dynamic=False` each budget and
+        size has a graph of its own, for training alone: evaluation meets too many sizes.
         """
+        options = {"dynamic": True, **options}
+        self._eager_inference = not options["dynamic"]
         for block in self.blocks:
-            block.compile(**{"dynamic": True, **options})
+            block.compile(**options)
 
     @torch.no_grad()
     def load_patch_embedding(self, weight: Tensor, bias: Tensor) -> bool:
@@ -211,6 +215,8 @@ class Veca(nn.Module, HubFolder):
     def _apply_block(self, block: nn.Module, x: Tensor, turns: Tensor, budget: int) -> Tensor:
         if self.activation_checkpointing and torch.is_grad_enabled():
             out: Tensor = checkpoint(block, x, turns, budget, use_reentrant=False)
+        elif self._eager_inference and not torch.is_grad_enabled():
+            out = block.forward(x, turns, budget)
         else:
             out = block(x, turns, budget)
         return out

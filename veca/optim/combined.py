@@ -34,6 +34,7 @@ def make_optimizer(
     beta2: float = 0.95,
     betas: tuple[float, float] = (0.9, 0.999),
     backend: Backend = "auto",
+    bf16_on_cpu: bool = False,
 ) -> torch.optim.Optimizer:
     """NorMuon for `split.matrices`, AdamW for `split.rest`, in one object with two parameter groups.
 
@@ -46,6 +47,7 @@ def make_optimizer(
         betas: memories of AdamW's first and second moment.
         backend: `dion`, `veca` (ours), or `auto`: dion where it can be imported. dion corrects AdamW's bias
             by the steps of the run, ours (like torch) by the steps in which the parameter had a gradient.
+        bf16_on_cpu: let NorMuon orthogonalise in bf16 on a CPU too, as it does on GPUs.
     """
     _check_numbers(lr=lr, weight_decay=weight_decay, momentum=momentum, beta2=beta2, betas=betas)
     if backend not in ("auto", "veca", "dion"):
@@ -57,7 +59,15 @@ def make_optimizer(
             'Install it with `pip install "veca[dion]"`, or choose backend "veca".'
         )
     make = NorMuonAdamW if make_dion is None else make_dion
-    return make(split, lr=lr, weight_decay=weight_decay, momentum=momentum, beta2=beta2, betas=betas)
+    return make(
+        split,
+        lr=lr,
+        weight_decay=weight_decay,
+        momentum=momentum,
+        beta2=beta2,
+        betas=betas,
+        bf16_on_cpu=bf16_on_cpu,
+    )
 
 
 class NorMuonAdamW(torch.optim.Optimizer):
@@ -72,7 +82,9 @@ class NorMuonAdamW(torch.optim.Optimizer):
         momentum: float,
         beta2: float,
         betas: tuple[float, float],
+        bf16_on_cpu: bool = False,
     ) -> None:
+        self._bf16_on_cpu = bf16_on_cpu
         groups: list[dict[str, Any]] = [
             {
                 "params": _parameters(split.matrices),
@@ -116,7 +128,7 @@ class NorMuonAdamW(torch.optim.Optimizer):
 
     def _step_normuon(self, group: dict[str, Any]) -> None:
         hyper = {key: group[key] for key in ("lr", "weight_decay", "momentum", "beta2")}
-        normuon_step(group["params"], self.state, **hyper)
+        normuon_step(group["params"], self.state, bf16_on_cpu=self._bf16_on_cpu, **hyper)
 
     def _step_adamw(self, group: dict[str, Any]) -> None:
         active = [parameter for parameter in group["params"] if parameter.grad is not None]
@@ -156,7 +168,9 @@ def _find_dion() -> Callable[..., torch.optim.Optimizer] | None:
     except ImportError:
         return None
 
-    def make(split: ParameterSplit, *, momentum: float, beta2: float, **common: Any) -> torch.optim.Optimizer:
+    def make(
+        split: ParameterSplit, *, momentum: float, beta2: float, bf16_on_cpu: bool, **common: Any
+    ) -> torch.optim.Optimizer:
         optimizer: torch.optim.Optimizer = NorMuon(
             [
                 {"params": _parameters(split.matrices), "cautious_wd": True},
@@ -170,7 +184,7 @@ def _find_dion() -> Callable[..., torch.optim.Optimizer] | None:
             adjust_lr="rms_norm",
             flatten=False,
             # dion's own default coefficients differ slightly; its second argument is its own epsilon.
-            newton_schulz_func=lambda updates, epsilon: polar_express(updates),
+            newton_schulz_func=lambda updates, epsilon: polar_express(updates, bf16_on_cpu=bf16_on_cpu),
             **common,  # lr, weight_decay, betas
         )
         return optimizer

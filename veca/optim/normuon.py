@@ -43,6 +43,7 @@ def normuon_step(
     weight_decay: float,
     momentum: float,
     beta2: float,
+    bf16_on_cpu: bool = False,
 ) -> None:
     """One step of all `weights` that have a gradient; the others keep weight and state, bit for bit.
 
@@ -50,7 +51,7 @@ def normuon_step(
     """
     active = [weight for weight in weights if weight.grad is not None]
     _accumulate_momentum(active, state, momentum=momentum)
-    directions = _directions(weights, state, momentum=momentum)
+    directions = _directions(weights, state, momentum=momentum, bf16_on_cpu=bf16_on_cpu)
     for same in _by_shape(active):
         rows = _normalise_rows(
             torch.stack([directions[weight] for weight in same]),
@@ -60,12 +61,12 @@ def normuon_step(
         _apply(same, rows, lr=lr, weight_decay=weight_decay)
 
 
-def polar_express(updates: Tensor) -> Tensor:
+def polar_express(updates: Tensor, *, bf16_on_cpu: bool = False) -> Tensor:
     """Nearest semi-orthogonal matrix of each (rows, cols) in `updates`, in the dtype it was computed in."""
     matrices = updates.reshape(-1, *updates.shape[-2:])
     tall = matrices.size(-2) > matrices.size(-1)
     x = matrices.mT if tall else matrices
-    x = (x / (POLAR_SAFETY * _frobenius(x) + POLAR_EPS)).to(polar_dtype(updates))
+    x = (x / (POLAR_SAFETY * _frobenius(x) + POLAR_EPS)).to(polar_dtype(updates, bf16_on_cpu=bf16_on_cpu))
     for a, b, c in POLAR_COEFFICIENTS:
         gram = torch.bmm(x, x.mT)
         polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)  # b·A + c·A²
@@ -73,11 +74,11 @@ def polar_express(updates: Tensor) -> Tensor:
     return (x.mT if tall else x).reshape(updates.shape)
 
 
-def polar_dtype(matrix: Tensor) -> torch.dtype:
-    """bf16 on GPUs; float32 on CPUs, where bf16 products can be fifty times slower; float64 stays float64."""
+def polar_dtype(matrix: Tensor, *, bf16_on_cpu: bool = False) -> torch.dtype:
+    """bf16 on GPUs; on CPUs float32 unless it is said that they multiply bf16; float64 stays float64."""
     if matrix.dtype == torch.float64:
         return torch.float64
-    return torch.float32 if matrix.device.type == "cpu" else torch.bfloat16
+    return torch.float32 if matrix.device.type == "cpu" and not bf16_on_cpu else torch.bfloat16
 
 
 def _accumulate_momentum(active: Sequence[Tensor], state: State, *, momentum: float) -> None:
@@ -93,7 +94,9 @@ def _accumulate_momentum(active: Sequence[Tensor], state: State, *, momentum: fl
         torch._foreach_add_(buffers, _grads(active))
 
 
-def _directions(weights: Sequence[Tensor], state: State, *, momentum: float) -> dict[Tensor, Tensor]:
+def _directions(
+    weights: Sequence[Tensor], state: State, *, momentum: float, bf16_on_cpu: bool
+) -> dict[Tensor, Tensor]:
     """polar(U) of every active weight: each rank computes its share, then all share the results."""
     owner = owners([weight.shape for weight in weights], num_ranks=num_ranks())
     mine = [w for w, rank in zip(weights, owner, strict=True) if rank == my_rank() and w.grad is not None]
@@ -101,10 +104,12 @@ def _directions(weights: Sequence[Tensor], state: State, *, momentum: float) -> 
     for same in _by_shape(mine):
         buffers = [state[weight]["momentum"] for weight in same]
         look_ahead = torch._foreach_add(_grads(same), buffers, alpha=momentum)
-        directions.update(zip(same, polar_express(torch.stack(look_ahead)).unbind(), strict=True))
+        polar = polar_express(torch.stack(look_ahead), bf16_on_cpu=bf16_on_cpu)
+        directions.update(zip(same, polar.unbind(), strict=True))
     if num_ranks() == 1 or not weights:
         return directions
-    dtype = reduce(torch.promote_types, map(polar_dtype, weights))
+    dtypes = (polar_dtype(weight, bf16_on_cpu=bf16_on_cpu) for weight in weights)
+    dtype = reduce(torch.promote_types, dtypes)
     return exchange(directions, weights, owner=owner, dtype=dtype)
 
 

@@ -59,7 +59,7 @@ class Optimization:
         return found
 
     def make(
-        self, student: nn.Module, *, max_steps: int, steps_per_epoch: float
+        self, student: nn.Module, *, max_steps: int, steps_per_epoch: float, bf16_on_cpu: bool = False
     ) -> tuple[Optimizer, LambdaLR]:
         """The optimizer and its per-step schedule for a run of `max_steps`."""
         if self.warmup_steps is not None:
@@ -71,7 +71,7 @@ class Optimization:
         options: dict[str, Any] = {key: asdict(self)[key] for key in keys}
         split = split_parameters(student)
         log.info(split.describe())
-        optimizer = make_optimizer(split, **options)
+        optimizer = make_optimizer(split, bf16_on_cpu=bf16_on_cpu, **options)
         factor = warmup_cosine_factor(
             lr=self.lr, min_lr=self.min_lr, warmup_steps=warmup, max_steps=max_steps
         )

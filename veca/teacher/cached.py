@@ -43,7 +43,7 @@ class CachedTargets(Teacher):
                 "here; the images may stay where they are."
             )
         cache = find_cache(Path(path), teacher=teacher, views=views, dtype=dtype)
-        super().__init__(nn.Identity(), width=cache.spec.width, normalisation=IMAGENET)
+        super().__init__(nn.Identity(), width=cache.spec.width, normalisation=IMAGENET, compile_teacher=False)
         self.cache = cache
 
     def forward(self, images: Tensor) -> Targets:

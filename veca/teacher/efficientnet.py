@@ -30,10 +30,10 @@ class EfficientNetTeacher(Teacher):
 
     Args:
         micro_batch: images per pass, or one number per resolution, e.g. `{256: 128, 768: 8}`; None for all.
-        compile_teacher: compile the network on first use.
+        compile_teacher: compile the network on first use; None where it pays.
     """
 
-    def __init__(self, *, micro_batch: MicroBatch = None, compile_teacher: bool = False) -> None:
+    def __init__(self, *, micro_batch: MicroBatch = None, compile_teacher: bool | None = None) -> None:
         super().__init__(
             _PreActivation(_load_network()),
             width=WIDTH,

@@ -28,7 +28,7 @@ class TransformersTeacher(TokenTeacher):
             vitl16), or a folder with config.json, model.safetensors and preprocessor_config.json.
         revision: branch, tag or commit on the Hub; a commit makes a recipe repeatable.
         micro_batch: images per pass, or one number per resolution, e.g. `{256: 128, 768: 8}`; None for all.
-        compile_teacher: compile the network on first use.
+        compile_teacher: compile the network on first use; None where it pays.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class TransformersTeacher(TokenTeacher):
         *,
         revision: str | None = None,
         micro_batch: MicroBatch = None,
-        compile_teacher: bool = False,
+        compile_teacher: bool | None = None,
     ) -> None:
         model, normalisation = load_network(name_or_path, revision=revision)
         super().__init__(

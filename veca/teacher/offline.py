@@ -30,7 +30,7 @@ class OfflineTeacher(TokenTeacher):
         size: tiny (for CPUs), or small, small_plus, base, large with DINOv3's real shapes.
         seed: seed of the weights; torch's global random state is not touched.
         micro_batch: images per pass, or one number per resolution, e.g. `{256: 128, 768: 8}`; None for all.
-        compile_teacher: compile the network on first use.
+        compile_teacher: compile the network on first use; None where it pays.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class OfflineTeacher(TokenTeacher):
         *,
         seed: int = 0,
         micro_batch: MicroBatch = None,
-        compile_teacher: bool = False,
+        compile_teacher: bool | None = None,
     ) -> None:
         sizes = {**SIZES, "tiny": TINY}
         if size not in sizes:

@@ -41,7 +41,7 @@ class TokenTeacher(Teacher):
         *,
         normalisation: Normalisation = IMAGENET,
         micro_batch: MicroBatch = None,
-        compile_teacher: bool = False,
+        compile_teacher: bool | None = None,
     ) -> None:
         config = _config(model)
         _check_model(model, config)

@@ -1,0 +1,39 @@
+"""What a run computes in: bf16 where the machine multiplies it fast, float32 elsewhere.
+
+GPUs do, and so do CPUs with AMX or AVX512-BF16: four to nine times as many products per second as in float32.
+A CPU without either runs bf16 fifty times slower than float32, so the decision is made from its flags, once,
+before a run starts; the run's config.yaml then says what it came to.
+"""
+
+from pathlib import Path
+
+import torch
+import yaml
+
+AUTO = "auto"
+FLOAT32, BF16 = "32-true", "bf16-mixed"
+
+
+def resolve_precision(precision: str, *, accelerator: str = AUTO) -> str:
+    """`precision` itself, or what `auto` means for the device that Lightning would take."""
+    if precision != AUTO:
+        return precision
+    if accelerator in (AUTO, "gpu", "cuda") and torch.cuda.is_available():
+        return BF16 if torch.cuda.is_bf16_supported(including_emulation=False) else FLOAT32
+    if accelerator == "cpu" or (accelerator == AUTO and not torch.backends.mps.is_available()):
+        return BF16 if cpu_multiplies_bf16() else FLOAT32
+    return FLOAT32
+
+
+def cpu_multiplies_bf16() -> bool:
+    """Whether this CPU has instructions for products of bf16 matrices."""
+    return torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported()
+
+
+def recorded_precision(config: Path) -> str | None:
+    """What an earlier start of a run resolved its precision to; None where that is not known."""
+    try:
+        recorded = yaml.safe_load(config.read_text(encoding="utf-8"))["trainer"]["precision"]
+    except (OSError, KeyError, TypeError, yaml.YAMLError):
+        return None
+    return None if recorded in (None, AUTO) else str(recorded)
