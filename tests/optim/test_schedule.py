@@ -30,6 +30,17 @@ def test_landmarks():
     assert warmup_cosine(0, **STAGE_1 | {"warmup_steps": 0}) == 4e-4
 
 
+def test_a_late_decay_leaves_the_steps_before_it_as_they_are():
+    late = STAGE_1 | {"decay_steps": 40}
+    assert [warmup_cosine(step, **late) for step in (0, 20, 60, 80)] == [5e-5, 4e-4, 4e-4, 4e-4]
+    assert warmup_cosine(100, **late) == pytest.approx((4e-4 + 5e-5) / 2)
+    assert warmup_cosine(120, **late) == pytest.approx(5e-5)
+    longer = [warmup_cosine(step, **late | {"max_steps": 500}) for step in range(81)]
+    assert longer == [warmup_cosine(step, **late) for step in range(81)]
+    whole = STAGE_1 | {"decay_steps": 1000}  # longer than the run: all of it after the warmup
+    assert [warmup_cosine(step, **whole) for step in POINTS] == [warmup_cosine(s, **STAGE_1) for s in POINTS]
+
+
 def test_both_groups_follow_the_curve(make_split):
     optimizer = make_optimizer(make_split(), lr=STAGE_1["lr"], weight_decay=0.015, backend="veca")
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, warmup_cosine_factor(**STAGE_1))
@@ -50,6 +61,7 @@ def test_both_groups_follow_the_curve(make_split):
         ({"min_lr": -1.0}, r"min_lr must .* got -1.0"),
         ({"warmup_steps": 120}, r"warmup_steps must .* less than max_steps \(120\); got 120. Try 12"),
         ({"warmup_steps": -1}, r"warmup_steps must .* got -1"),
+        ({"decay_steps": 0}, r"decay_steps must be at least 1, or null.* got 0"),
         ({"max_steps": 0, "warmup_steps": 0}, r"max_steps must be at least 1; got 0"),
     ],
 )

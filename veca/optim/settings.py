@@ -26,6 +26,8 @@ class Optimization:
         weight_decay: decay of both.
         warmup_steps: length of the linear warmup in optimizer steps; give this or warmup_epochs.
         warmup_epochs: the same in epochs.
+        decay_steps: length of the decay at the end, the rate staying at lr before it; null for a cosine
+            from the warmup's end on. A run whose decay has not begun can be prolonged (trainer.max_steps).
         momentum: NorMuon's momentum.
         beta2: memory of NorMuon's row second moment.
         betas: AdamW's memories.
@@ -37,6 +39,7 @@ class Optimization:
     weight_decay: float
     warmup_steps: int | None = None
     warmup_epochs: float | None = None
+    decay_steps: int | None = None
     momentum: float = 0.95
     beta2: float = 0.95
     betas: tuple[float, float] = (0.9, 0.999)
@@ -51,6 +54,8 @@ class Optimization:
             found.append(f"min_lr = {self.min_lr}: must lie between 0 and lr = {self.lr}.")
         if not 0 <= self.weight_decay < math.inf:
             found.append(f"weight_decay = {self.weight_decay}: must be a number ≥ 0.")
+        if self.decay_steps is not None and self.decay_steps < 1:
+            found.append(f"decay_steps = {self.decay_steps}: must be at least 1, or null.")
         if (self.warmup_steps is None) == (self.warmup_epochs is None):
             found.append(
                 "give one of warmup_steps and warmup_epochs; "
@@ -73,6 +78,10 @@ class Optimization:
         log.info(split.describe())
         optimizer = make_optimizer(split, bf16_on_cpu=bf16_on_cpu, **options)
         factor = warmup_cosine_factor(
-            lr=self.lr, min_lr=self.min_lr, warmup_steps=warmup, max_steps=max_steps
+            lr=self.lr,
+            min_lr=self.min_lr,
+            warmup_steps=warmup,
+            max_steps=max_steps,
+            decay_steps=self.decay_steps,
         )
         return optimizer, LambdaLR(optimizer, factor)
