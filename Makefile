@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 DEMO_COUNT ?= 700
 DEMO_FIT ?=
-DEMO_TEACHER := --teacher veca.teacher.EfficientNetTeacher
+DEMO_TEACHER := --teacher veca.teachers.EfficientNetTeacher
 DEMO_PROBE := --model demo/run/multires/checkpoints/last.ckpt --budgets 8,32,64 --resolutions 64
 PHOTOS ?=
 

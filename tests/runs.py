@@ -20,7 +20,7 @@ from typing import Any
 import torch
 import yaml
 
-from veca.run import read_metrics
+from veca.train.run_dir import read_metrics
 
 LIMIT = 60.0  # seconds in which a run has to end when a part of it was killed
 
@@ -54,7 +54,7 @@ def write_recipe(
             **trainer,
         },
         "model": {
-            "teacher": {"class_path": "veca.teacher.OfflineTeacher"},
+            "teacher": {"class_path": "veca.teachers.OfflineTeacher"},
             "size": "tiny",
             "size_overrides": {"width": 32, "depth": 2, "num_heads": 2, "num_cores": 16},
             "budgets": {8: 1, 16: 1},
@@ -85,7 +85,7 @@ class Run:
         words = ["fit", "--config", str(recipe), "--trainer.default_root_dir", str(folder)]
         words += ["--trainer.devices", str(ranks), "--ckpt_path", "last", *options]
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["veca.fit", "veca.teacher"])
+        context.set_forkserver_preload(["veca.cli.fit", "veca.teachers"])
         port = str(_free_port())
         self.ranks: list[BaseProcess] = [
             context.Process(
@@ -177,7 +177,7 @@ def _fit(words: list[str], environment: dict[str, str], folder: Path) -> None:
     multiprocessing.set_start_method("fork", force=True)  # loader workers start as they do elsewhere
     torch.set_num_threads(1)
     sys.argv = ["veca"]
-    from veca.cli import main
+    from veca.cli.main import main
 
     main(words)
 

@@ -14,7 +14,7 @@ from veca.checkpoint import SIZE_KEY, convert
 RECIPE = {
     "model": {
         "teacher": {
-            "class_path": "veca.teacher.TransformersTeacher",
+            "class_path": "veca.teachers.TransformersTeacher",
             "init_args": {"name_or_path": "facebook/dinov3-vits16-pretrain-lvd1689m"},
         },
         "budgets": {8: 1, 64: 4},
@@ -82,7 +82,7 @@ def test_a_recipe_of_another_kind_is_no_obstacle(checkpoint: Path, text: str) ->
 
 def test_known_teachers_have_their_licence(checkpoint: Path) -> None:
     recipe = json.loads(json.dumps(RECIPE))
-    recipe["model"]["teacher"] = {"class_path": "veca.teacher.EfficientNetTeacher"}
+    recipe["model"]["teacher"] = {"class_path": "veca.teachers.EfficientNetTeacher"}
     (checkpoint.parents[1] / "config.yaml").write_text(yaml.safe_dump(recipe))
     facts = run_facts(checkpoint)
     assert facts["teacher"] == "EfficientNet-Lite0 (ImageNet-1k), Apache-2.0"

@@ -23,14 +23,14 @@ from PIL import Image
 from tests.data.shards import sample_members, tiny_jpeg, write_dataset, write_shard
 from tests.runs import write_recipe
 from veca import create_model, load_model
-from veca.cli import main
+from veca.cli.fit import VecaCLI
+from veca.cli.main import main
 from veca.data.batches import BatchDataset, FreshViews, Request
 from veca.data.decode import BadImage, decode
 from veca.data.index import load_index, shard_name
 from veca.data.reader import ShardReader
 from veca.data.sources import Shard, check_shards, open_sources
-from veca.fit import VecaCLI
-from veca.saving import SafeCheckpointIO, newest_intact
+from veca.train.checkpointing import SafeCheckpointIO, newest_intact
 
 CASES = 400  # of each of the five kinds
 RUNS_CODE = {"os.system", "os.exec", "os.posix_spawn", "os.fork", "subprocess.Popen", "pickle.find_class"}

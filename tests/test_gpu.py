@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.training import make_data, make_model, make_trainer
-from veca.budgets import BroadcastBudgetStrategy
+from veca.train.budgets import BroadcastBudgetStrategy
 
 pytestmark = pytest.mark.gpu
 

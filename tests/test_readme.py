@@ -10,7 +10,7 @@ from PIL import Image
 
 from veca import create_model
 from veca.checkpoint import SIZE_KEY
-from veca.cli import VERBS
+from veca.cli.main import VERBS
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

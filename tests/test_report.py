@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from veca.chart import COLOURS, MAX_POINTS, Line, bar_chart, line_chart, thin, ticks
 from veca.probes.results import Cell, Results, write_results
 from veca.report import report
 from veca.report.sights import MAX_STEPS, spread, step_colours
-from veca.snapshots import Snapshot, write_snapshot
+from veca.train.snapshots import Snapshot, write_snapshot
+from veca.utils.chart import COLOURS, MAX_POINTS, Line, bar_chart, line_chart, thin, ticks
 
 VOID = {"meta", "br", "hr", "img", "link"}
 HOSTILE = "</pre><script>alert(1)</script><img src=x onerror='a'>"

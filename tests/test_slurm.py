@@ -13,7 +13,7 @@ import pytest
 
 from tests.data.shards import tiny_jpeg
 from tests.runs import outcome, same, write_recipe
-from veca.run import read_metrics
+from veca.train.run_dir import read_metrics
 
 SCRIPTS = Path(__file__).resolve().parents[1] / "recipes" / "slurm"
 STEPS = 60

@@ -7,12 +7,12 @@ import lightning.pytorch as pl
 import torch
 from lightning.pytorch.callbacks import Callback
 
-from veca.budgets import BroadcastBudgetStrategy
 from veca.data.datamodule import ShardDataModule
 from veca.data.resolutions import Phase, ResolutionSchedule
-from veca.distill import Distill
 from veca.optim.settings import Optimization
-from veca.teacher import OfflineTeacher
+from veca.teachers import OfflineTeacher
+from veca.train.budgets import BroadcastBudgetStrategy
+from veca.train.distill import Distill
 from veca.types import Batch
 
 BUDGETS = {4: 1.0, 8: 1.0, 12: 2.0, 16: 2.0}

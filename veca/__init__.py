@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from veca.checkpoint import load_model
-    from veca.data.pixels import preprocess
+    from veca.data.views import preprocess
     from veca.model import Veca, create_model
     from veca.types import Features
 
@@ -17,7 +17,7 @@ _HOMES = {
     "Veca": "veca.model",
     "create_model": "veca.model",
     "load_model": "veca.checkpoint",
-    "preprocess": "veca.data.pixels",
+    "preprocess": "veca.data.views",
 }
 
 

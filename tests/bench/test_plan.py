@@ -9,10 +9,10 @@ import yaml
 from torch.utils.flop_counter import FlopCounterMode
 
 from veca import create_model
-from veca.bench import costs
 from veca.bench.plan import DEVICES, plan, plan_lines, state_bytes
-from veca.bench.planned import read_recipe
-from veca.bench.work import count_work, divide_batch, resolution_shares
+from veca.flops import model as costs
+from veca.flops.recipe import read_recipe
+from veca.flops.training import count_work, divide_batch, resolution_shares
 from veca.model.sizes import SIZES, Size
 from veca.optim import split_parameters
 from veca.optim.combined import NorMuonAdamW
@@ -28,7 +28,7 @@ def toy_recipe(folder: Path, **model: Any) -> Path:
         "model": {
             "size": "tiny",
             "size_overrides": TOY,
-            "teacher": {"class_path": "veca.teacher.OfflineTeacher"},
+            "teacher": {"class_path": "veca.teachers.OfflineTeacher"},
             "budgets": {8: 1, 16: 3},
             "val_budgets": [8, 16],
             "global_batch_size": 24,
@@ -190,7 +190,7 @@ def test_unknown_device_number_and_recipe_are_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"model.size must be one of tiny.*got 'huge'"):
         plan(toy_recipe(tmp_path, size="huge"))
     with pytest.raises(ValueError, match=r"model.teacher must be a DINOv3"):
-        plan(toy_recipe(tmp_path, teacher={"class_path": "veca.teacher.EfficientNetTeacher"}))
+        plan(toy_recipe(tmp_path, teacher={"class_path": "veca.teachers.EfficientNetTeacher"}))
 
 
 def test_every_full_size_recipe_can_be_read() -> None:

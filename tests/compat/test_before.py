@@ -11,7 +11,7 @@ import torch
 
 from tests.runs import Run
 from veca import load_model
-from veca.run import read_metrics
+from veca.train.run_dir import read_metrics
 
 BEFORE = Path(__file__).parent / "before"
 

@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from data_prep.cache import Devices, NamedTeacher, make_cache
-from veca.teacher import OfflineTeacher, Teacher
+from veca.teachers import OfflineTeacher, Teacher
+from veca_data.cache import Devices, NamedTeacher, make_cache
 
 RESOLUTIONS = (32, 48)
 ON_CPU = Devices(accelerator="cpu", devices="1")

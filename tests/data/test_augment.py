@@ -26,7 +26,7 @@ from veca.data.augment import (
     view_to_json,
 )
 from veca.data.decode import BadImage, decode, decode_pixels, image_size
-from veca.data.ops import OPS, resolve_magnitude
+from veca.data.trivial_augment import OPS, resolve_magnitude
 
 PHOTOS = Path(__file__).resolve().parents[2] / ".." / "shared" / "data" / "photos"
 SIZES = [(640, 480), (427, 640), (500, 333), (301, 299), (120, 90), (1200, 900)]

@@ -12,8 +12,6 @@ import pytest
 import torch
 from torch.nn.functional import cosine_similarity
 
-from data_prep.cache import NamedTeacher, make_cache
-from data_prep.shards import make_shards as pack_images
 from tests.data.caches import ON_CPU, RESOLUTIONS, write_cache
 from tests.data.conftest import MakeShards
 from tests.data.shards import tiny_jpeg
@@ -25,8 +23,10 @@ from veca.data.datamodule import ShardDataModule
 from veca.data.reader import ShardReader
 from veca.data.resolutions import Phase, ResolutionSchedule
 from veca.data.sources import open_sources
-from veca.teacher import EfficientNetTeacher, OfflineTeacher
+from veca.teachers import EfficientNetTeacher, OfflineTeacher
 from veca.types import Batch, Targets
+from veca_data.cache import NamedTeacher, make_cache
+from veca_data.shards import make_shards as pack_images
 
 LEAST_COSINE = {"fp16": 0.9999, "bf16": 0.9999, "int8": 0.999}
 

@@ -13,15 +13,15 @@ import numpy as np
 import pytest
 import webdataset
 
-from data_prep.cache import cache, load_teacher, read_recipe
-from data_prep.cache_writer import TargetWriter
-from data_prep.cli import main
 from tests.data.caches import RESOLUTIONS, write_cache
 from tests.data.shards import tiny_jpeg, write_dataset
 from veca.data.cached import open_cache
-from veca.teacher import OfflineTeacher
+from veca.teachers import OfflineTeacher
+from veca_data.cache import cache, load_teacher, read_recipe
+from veca_data.cache_writer import TargetWriter
+from veca_data.cli import main
 
-OFFLINE = "veca.teacher.OfflineTeacher"
+OFFLINE = "veca.teachers.OfflineTeacher"
 COMMAND = [str(Path(sys.executable).with_name("veca-data")), "cache"]  # ranks are started by its name
 OPTIONS = ["--teacher", OFFLINE, "--resolutions", "32,48", "--views", "3", "--accelerator", "cpu"]
 
@@ -134,7 +134,7 @@ def test_a_recipe_gives_teacher_resolutions_and_precision(tmp_path: Path) -> Non
     ("arguments", "words"),
     [
         ([], "name the teacher: --config RECIPE"),
-        (["--teacher", "veca.teacher.NoTeacher"], "Try veca.teacher.EfficientNetTeacher"),
+        (["--teacher", "veca.teachers.NoTeacher"], "Try veca.teachers.EfficientNetTeacher"),
         (["--teacher", OFFLINE, "--resolutions", "250"], "multiple of 16; got 250. Try 256"),
         (["--teacher", OFFLINE, "--views", "0"], "views must be at least 1"),
         (["--config", "nowhere.yaml"], "recipe nowhere.yaml is not a file"),
@@ -155,7 +155,7 @@ def test_mistakes_are_one_line(
 def test_a_cache_is_no_teacher_for_another(shards: Path) -> None:
     folder = write_cache(shards)
     with pytest.raises(ValueError, match="itself a cache"):
-        load_teacher({"class_path": "veca.teacher.CachedTargets", "init_args": {"path": str(folder)}})
+        load_teacher({"class_path": "veca.teachers.CachedTargets", "init_args": {"path": str(folder)}})
     with pytest.raises(ValueError, match="is remote"):
         write_cache("https://host/shards")  # type: ignore[arg-type]
 

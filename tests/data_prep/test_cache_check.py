@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_prep.check import check
-from data_prep.writer import SampleWriter
 from tests.data.caches import write_cache
 from tests.data.shards import tiny_jpeg, write_dataset
 from veca.data.cached import DTYPES
-from veca.teacher import OfflineTeacher
+from veca.teachers import OfflineTeacher
+from veca_data.check import check
+from veca_data.writer import SampleWriter
 
 SHARD = "train-000001.tar"
 Samples = list[tuple[str, dict[str, bytes]]]

@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_prep.check import check
-from data_prep.shards import make_shards
 from veca.data.index import load_index, offsets_name
+from veca_data.check import check
+from veca_data.shards import make_shards
 
 SHARD = "train-000000.tar"
 Members = list[tuple[str, bytes]]

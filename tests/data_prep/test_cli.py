@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from data_prep.cli import main
+from veca_data.cli import main
 
 
 def _run(capsys, *arguments: object) -> tuple[int, str, str]:

@@ -4,13 +4,13 @@ import tarfile
 
 import pytest
 
-from data_prep.estimate import cache_bytes, estimate, estimate_cache, estimate_shards
-from data_prep.images import Encoding
-from data_prep.shards import make_shards
 from tests.data.caches import write_cache
 from tests.data.shards import write_dataset
 from veca.data.index import load_index
-from veca.teacher import OfflineTeacher
+from veca.teachers import OfflineTeacher
+from veca_data.estimate import cache_bytes, estimate, estimate_cache, estimate_shards
+from veca_data.images import Encoding
+from veca_data.shards import make_shards
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from data_prep.images import Encoding, format_of, is_image_name, pack, probe
 from veca.data.decode import BadImage, decode
+from veca_data.images import Encoding, format_of, is_image_name, pack, probe
 
 KEEP = Encoding()
 

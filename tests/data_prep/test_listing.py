@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_prep.listing import ListingBuilder, ranks, sample_key
+from veca_data.listing import ListingBuilder, ranks, sample_key
 
 names = st.lists(
     st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1), max_size=20

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.images import Encoding
-from data_prep.plan import ShardSize, make_plan
-from data_prep.sources import open_source
+from veca_data.images import Encoding
+from veca_data.plan import ShardSize, make_plan
+from veca_data.sources import open_source
 
 LIMIT = 500 * 10**6
 
@@ -45,7 +45,7 @@ def _memory(pid: int) -> int:
 
 def _peak(arguments: list[str]) -> int:
     """Peak memory of a run of veca-data with all its processes."""
-    code = "from data_prep.cli import main; main()"
+    code = "from veca_data.cli import main; main()"
     process = subprocess.Popen(
         [sys.executable, "-c", code, *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
     )

@@ -5,8 +5,8 @@ import random
 
 import pytest
 
-import data_prep.objects365 as objects365
-from data_prep.sources import open_source
+import veca_data.objects365 as objects365
+from veca_data.sources import open_source
 
 NAMES = [f"patch{i % 3}/objects365_v{1 + i % 2}_{i:08d}.jpg" for i in range(30)]
 

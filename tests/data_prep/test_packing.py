@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.images import Encoding
-from data_prep.listing import Entry
-from data_prep.packing import Job, write_shard
-from data_prep.records import PARTS, read_record
 from veca.data.decode import BadImage
+from veca_data.images import Encoding
+from veca_data.listing import Entry
+from veca_data.packing import Job, write_shard
+from veca_data.records import PARTS, read_record
 
 SHARD = "train-000000.tar"
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_prep.images import Encoding
-from data_prep.plan import FileUnit, Plan, ShardSize, make_plan
-from data_prep.sources import open_source
+from veca_data.images import Encoding
+from veca_data.plan import FileUnit, Plan, ShardSize, make_plan
+from veca_data.sources import open_source
 
 BY_SEVEN = ShardSize(samples=7)
 
@@ -72,7 +72,7 @@ def test_shards_by_bytes_are_about_equal(tmp_path):
 
 
 def test_tiny_images_do_not_pile_up_in_one_shard(tmp_path, monkeypatch):
-    monkeypatch.setattr("data_prep.plan.MAX_SHARD_SAMPLES", 10)
+    monkeypatch.setattr("veca_data.plan.MAX_SHARD_SAMPLES", 10)
     root = _lay(tmp_path / "s", [f"{i}.jpg" for i in range(95)])
     plan = _plan(root, size=ShardSize(bytes=10**9), val_share=0)
     assert max(unit.stop - unit.start for unit in plan.units) <= 11

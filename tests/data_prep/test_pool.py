@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 
-from data_prep.pool import Stopped, advance, num_workers, run_tasks
+from veca_data.pool import Stopped, advance, num_workers, run_tasks
 
 
 def _square(number: int) -> tuple[int, int]:

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from data_prep.listing import Reject
-from data_prep.records import PARTS, Record, finish, read_record, write_record
+from veca_data.listing import Reject
+from veca_data.records import PARTS, Record, finish, read_record, write_record
 
 
 @pytest.fixture

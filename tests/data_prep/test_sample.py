@@ -11,8 +11,8 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from data_prep.sample import FINISHED_NAME, STARTED_NAME, make_sample
-from data_prep.scenes import CLASSES
+from veca_data.sample import FINISHED_NAME, STARTED_NAME, make_sample
+from veca_data.scenes import CLASSES
 
 SETTINGS: dict[str, Any] = {"count": 30, "size": 32, "seed": 4, "val_share": 0.2}
 KINDS = ("images", "semantic", "instances", "depth")
@@ -130,7 +130,7 @@ def test_an_interrupted_sample_is_completed(sample: Path, copy: Path) -> None:
 
 def test_a_killed_run_goes_on_where_it_stopped(sample: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    code = f"import pathlib, data_prep.sample as s; s.make_sample(pathlib.Path({str(out)!r}), workers=1, **"
+    code = f"import pathlib, veca_data.sample as s; s.make_sample(pathlib.Path({str(out)!r}), workers=1, **"
     command = [sys.executable, "-c", f"{code}{SETTINGS!r})"]
     with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
         while len(list(out.rglob("*.jpg"))) < 5:

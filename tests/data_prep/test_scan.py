@@ -9,9 +9,9 @@ import zipfile
 import numpy as np
 import pytest
 
-from data_prep.listing import ListingBuilder
-from data_prep.scan import _find_copies, _look, scan
-from data_prep.sources import Stream
+from veca_data.listing import ListingBuilder
+from veca_data.scan import _find_copies, _look, scan
+from veca_data.sources import Stream
 
 
 def _spoil(photos, jpegs, picture, encode):

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-import veca.files
-from data_prep.check import check
-from data_prep.shards import Part, make_shards, merge_parts
+import veca.utils.files
 from veca.data.index import load_index, load_offsets
+from veca_data.check import check
+from veca_data.shards import Part, make_shards, merge_parts
 
 SHARDS = {"shard_samples": 7, "val_share": 0.1, "workers": 1}
 
@@ -221,7 +221,7 @@ def test_kill_9_leaves_no_workers_and_no_lasting_trace(photos, tmp_path, digests
     make_shards(photos, tmp_path / "whole", **options, workers=1)
     out = tmp_path / "out"
     flags = ["--shard-samples=1", "--val-share=0.1", "--max-short-side=32", "--workers=2"]
-    code = "from data_prep.cli import main; main()"
+    code = "from veca_data.cli import main; main()"
     command = [sys.executable, "-c", code, "shards", str(photos), "--out", str(out), *flags]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 120
@@ -405,4 +405,4 @@ def test_real_photos(shared_data, tmp_path):
 
 def test_renames_are_what_the_crash_test_counts():
     """The crash test intercepts Path.replace; were atomic_path to rename otherwise, it would test nothing."""
-    assert "replace" in veca.files.atomic_path.__wrapped__.__code__.co_names
+    assert "replace" in veca.utils.files.atomic_path.__wrapped__.__code__.co_names

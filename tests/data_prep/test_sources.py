@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.images import MAX_FILE_BYTES
-from data_prep.sources import Source, open_source, read_entry
 from veca.data.decode import BadImage
+from veca_data.images import MAX_FILE_BYTES
+from veca_data.sources import Source, open_source, read_entry
 
 
 def _contents(source: Source) -> dict[str, bytes]:

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from data_prep.listing import ranks
-from data_prep.splits import NO_SPLIT, TEST, TRAIN, VAL, folder_splits, split_orders
+from veca_data.listing import ranks
+from veca_data.splits import NO_SPLIT, TEST, TRAIN, VAL, folder_splits, split_orders
 
 
 def test_folders_tell_the_split():

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.tars import BrokenArchive, hides, list_tar, spill, stream_tar
+from veca_data.tars import BrokenArchive, hides, list_tar, spill, stream_tar
 
 MEMBERS = {f"patch0/img_{i}.jpg": bytes([i]) * (100 + 400 * i) for i in range(5)}
 

@@ -7,7 +7,7 @@ import tarfile
 import pytest
 import webdataset
 
-from data_prep.writer import SampleWriter
+from veca_data.writer import SampleWriter
 
 SAMPLES = [
     ("a-000", {"jpg": b"\xff\xd8" + b"x" * 700, "json": b"{}"}),
@@ -72,7 +72,7 @@ def test_a_write_that_is_taken_in_part_is_completed(tmp_path, monkeypatch):
 @pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="needs posix_fadvise")
 def test_the_disk_is_given_each_byte_once(tmp_path, monkeypatch):
     given = []
-    monkeypatch.setattr("data_prep.writer._PIECE", 1500)
+    monkeypatch.setattr("veca_data.writer._PIECE", 1500)
     monkeypatch.setattr("os.posix_fadvise", lambda file, start, length, advice: given.append((start, length)))
     with SampleWriter(tmp_path / "x.tar") as writer:
         for number in range(9):

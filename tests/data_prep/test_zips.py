@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.zips import list_zip, read_zip_member
 from veca.data.decode import BadImage
+from veca_data.zips import list_zip, read_zip_member
 
 
 def _write(path: Path, method: int, **members: bytes) -> None:

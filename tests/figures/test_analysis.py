@@ -12,7 +12,7 @@ from PIL import Image
 from veca import Veca
 from veca.data.augment import View, centre_view, render_pixels
 from veca.data.decode import Pixels
-from veca.data.pixels import normalise
+from veca.data.views import normalise
 from veca.figures import analysis as module
 from veca.figures.analysis import (
     Assigned,

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from veca import Veca, create_model
-from veca.data.pixels import normalise
+from veca.data.views import normalise
 from veca.figures import pictures
 from veca.figures.inputs import Sight, as_batch, choose_budgets, find_images, see, trace_images
 from veca.figures.pictures import patch_profiles

@@ -14,10 +14,11 @@ import torch
 import yaml
 
 from veca import create_model
+from veca.backbones.control import TransformersStudent
+from veca.backbones.models import open_model
 from veca.checkpoint import CONTROL_KEY, SIZE_KEY
-from veca.cli import main
-from veca.data.pixels import normalise
-from veca.losses import distillation_loss
+from veca.cli.main import main
+from veca.data.views import normalise
 from veca.mini.command import STEPS
 from veca.mini.losses import Paired, Validation, over_seeds, paired
 from veca.mini.plan import (
@@ -32,9 +33,8 @@ from veca.mini.plan import (
 from veca.mini.steps import Step, run_step
 from veca.mini.students import OVERRIDES, MeanPatch, open_student
 from veca.mini.table import Measured, Page, claims, loss_rows, probe_rows, read_probes, write_page
-from veca.probes.models import open_model
 from veca.probes.results import Cell, Results, write_results
-from veca.student import TransformersStudent
+from veca.train.losses import distillation_loss
 from veca.types import Batch, Features, Targets
 
 SETTINGS = Settings(photos=None, cifar="cifar", camvid="camvid", steps=20, seeds=(1, 2))
@@ -190,7 +190,7 @@ def test_every_fit_of_the_plan_is_understood(
     given = dict(zip(words[1::2], words[2::2], strict=True))
     cached = [key for key in given if key.startswith("--model.teacher.")]
     given = {key: value for key, value in given.items() if key not in cached} | {
-        "--model.teacher": "veca.teacher.OfflineTeacher",
+        "--model.teacher": "veca.teachers.OfflineTeacher",
         "--model.optimization.warmup_steps": "0",
         "--model.global_batch_size": "1",
         "--trainer.fast_dev_run": "true",

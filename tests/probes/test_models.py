@@ -6,15 +6,15 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from tests.teacher.models import CLIP_MEAN, CLIP_STD, build, normalise, save
 from torch import Tensor
 from torch.nn import functional as F
 
-from tests.teacher.models import CLIP_MEAN, CLIP_STD, build, normalise, save
 from veca import Veca
-from veca.data import pixels
-from veca.probes.models import PEERS, ProbedModel, open_model, random_model
-from veca.probes.networks import MapNetwork, PixelsNetwork, RadioNetwork, TokenNetwork
-from veca.teacher import OfflineTeacher
+from veca.backbones.models import PEERS, ProbedModel, open_model, random_model
+from veca.backbones.networks import MapNetwork, PixelsNetwork, RadioNetwork, TokenNetwork
+from veca.data import views as pixels
+from veca.teachers import OfflineTeacher
 
 TOKENS = {  # short name → how a tiny one is built, tokens before the patches
     "clip-b16": ("CLIPVision", {"patch_size": 16, "image_size": 32}, 1),
@@ -191,7 +191,7 @@ def test_fixed_compute_has_no_budget() -> None:
 def test_teacher_is_what_the_student_sees() -> None:
     images = random_images(32, 48)
     expected = OfflineTeacher("tiny")(images)
-    for spec in ("teacher:OfflineTeacher", "teacher:veca.teacher.OfflineTeacher:tiny"):
+    for spec in ("teacher:OfflineTeacher", "teacher:veca.teachers.OfflineTeacher:tiny"):
         features = open_model(spec).at(None)(images)
         close(features.cls, expected.cls)
         close(features.patches, expected.patches)

@@ -9,7 +9,7 @@ import torch
 from tests.probes.fakes import coloured
 from veca import preprocess
 from veca.data.decode import decode
-from veca.data.pixels import normalise
+from veca.data.views import normalise
 from veca.probes.types import Item
 from veca.probes.views import CentreView, Window, Windows, cover, sample_target
 

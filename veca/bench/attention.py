@@ -13,14 +13,14 @@ import torch
 import transformers
 from torch import nn
 
-from veca.bench.costs import attention_flops, meta_teacher
 from veca.bench.goals import said
-from veca.bench.measure import compare, interleave
+from veca.flops.model import attention_flops, meta_teacher
 from veca.model import Veca
 from veca.model.attention import CoreAttention
 from veca.model.rope import frequencies, patch_coordinates, rotation
 from veca.model.sizes import Size, resolve_size
-from veca.teacher.dinov3 import dinov3_config
+from veca.teachers.dinov3 import dinov3_config
+from veca.utils.timing import compare, interleave
 
 SIZES = ("small", "base", "large")
 RESOLUTIONS = (256, 512, 768, 1024)

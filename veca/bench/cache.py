@@ -22,18 +22,9 @@ from typing import Any
 import torch
 from lightning.pytorch import Trainer
 
-from veca.bench.costs import (
-    meta_student,
-    meta_teacher,
-    polar_flops_per_rank,
-    student_flops,
-    teacher_flops,
-)
 from veca.bench.goals import said
 from veca.bench.loader import write_shards
 from veca.bench.loop import BUDGETS, StepClock, one_thread
-from veca.bench.measure import Timing, compare, interleave
-from veca.budgets import STRATEGY_NAME
 from veca.data.augment import View
 from veca.data.batches import FreshViews, ViewSource
 from veca.data.cached import open_cache
@@ -42,14 +33,23 @@ from veca.data.datamodule import ShardDataModule
 from veca.data.reader import Sample, ShardReader
 from veca.data.resolutions import PATCH_SIZE, Phase, ResolutionSchedule
 from veca.data.sources import open_sources
-from veca.distill import Distill
+from veca.flops.model import (
+    meta_student,
+    meta_teacher,
+    polar_flops_per_rank,
+    student_flops,
+    teacher_flops,
+)
 from veca.model.sizes import resolve_size
 from veca.optim.settings import Optimization
 from veca.optim.split import split_parameters
-from veca.quiet import quiet_lightning
-from veca.teacher import CachedTargets, OfflineTeacher, Teacher
-from veca.teacher.dinov3 import is_gated
+from veca.teachers import CachedTargets, OfflineTeacher, Teacher
+from veca.teachers.dinov3 import is_gated
+from veca.train.budgets import STRATEGY_NAME
+from veca.train.distill import Distill
 from veca.types import Targets
+from veca.utils.lightning_compat import quiet_lightning
+from veca.utils.timing import Timing, compare, interleave
 
 RESOLUTION = 256
 BATCH_SIZE = 32  # an update costs as much as several images; a small batch would time the optimizer
@@ -189,7 +189,7 @@ def _data(kind: type[Any], folder: str) -> Any:
 
 def _make_cache(folder: str, teacher: Teacher, dtype: str) -> str:
     # Only here: the library itself does not need the stage that comes before it.
-    from data_prep.cache import Devices, NamedTeacher, make_cache
+    from veca_data.cache import Devices, NamedTeacher, make_cache
 
     with _silent_stderr():
         summary = make_cache(

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from veca.bench.measure import SPREAD
+from veca.utils.timing import SPREAD
 
 
 class Goal(NamedTuple):

@@ -17,7 +17,6 @@ import simplejpeg
 import torch
 
 from veca.bench.goals import said
-from veca.bench.measure import compare, interleave
 from veca.data.augment import render
 from veca.data.batches import FreshViews
 from veca.data.datamodule import ShardDataModule
@@ -26,7 +25,8 @@ from veca.data.order import EpochOrder, SourceCounts
 from veca.data.reader import ShardReader
 from veca.data.resolutions import Phase, ResolutionSchedule
 from veca.data.sources import open_sources
-from veca.quiet import quiet_lightning
+from veca.utils.lightning_compat import quiet_lightning
+from veca.utils.timing import compare, interleave
 
 RESOLUTION = 256
 SHORT_SIDE = 288

@@ -21,17 +21,17 @@ from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 
 from veca.bench.goals import said
-from veca.bench.measure import Timing, compare, interleave
-from veca.budgets import STRATEGY_NAME
-from veca.data.pixels import normalise
 from veca.data.resolutions import Phase, ResolutionSchedule
-from veca.distill import Distill
-from veca.losses import distillation_loss
+from veca.data.views import normalise
 from veca.optim.settings import Optimization
-from veca.quiet import quiet_lightning
-from veca.run import MetricsLog
-from veca.teacher import OfflineTeacher
+from veca.teachers import OfflineTeacher
+from veca.train.budgets import STRATEGY_NAME
+from veca.train.distill import Distill
+from veca.train.losses import distillation_loss
+from veca.train.run_dir import MetricsLog
 from veca.types import Batch
+from veca.utils.lightning_compat import quiet_lightning
+from veca.utils.timing import Timing, compare, interleave
 
 LOOPS = ("bare", "lightning")
 RESOLUTION = 64

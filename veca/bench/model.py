@@ -20,13 +20,13 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from veca.bench.goals import said
-from veca.bench.measure import Timing, compare, interleave
 from veca.bench.straightforward import straightforward
 from veca.data.resolutions import PATCH_SIZE
-from veca.memory import keep_memory
 from veca.model import create_model
 from veca.model.sizes import resolve_size
-from veca.teacher.dinov3 import dinov3_config
+from veca.teachers.dinov3 import dinov3_config
+from veca.utils.memory import keep_memory
+from veca.utils.timing import Timing, compare, interleave
 
 SIZE = "small"
 RESOLUTIONS = (256, 512, 768, 1024)

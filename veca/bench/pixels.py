@@ -21,11 +21,11 @@ import torch
 from PIL import Image, ImageEnhance, ImageOps
 
 from veca.bench.goals import said
-from veca.bench.measure import compare, interleave
 from veca.data.augment import draw_view, render_all, resized_size, sample_generator
 from veca.data.decode import decode, image_size
-from veca.data.ops import NUM_BINS, OPS, resolve_magnitude
-from veca.data.pixels import MEAN, STD
+from veca.data.trivial_augment import NUM_BINS, OPS, resolve_magnitude
+from veca.data.views import MEAN, STD
+from veca.utils.timing import compare, interleave
 
 RESOLUTION = 256
 QUALITY = 92

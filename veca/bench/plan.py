@@ -8,10 +8,10 @@ import math
 from pathlib import Path
 from typing import NamedTuple
 
-from veca.bench.costs import meta_student, meta_teacher, saved_bytes
-from veca.bench.planned import PlannedRun, read_recipe
-from veca.bench.work import NUM_TRAIN, NUM_VAL, Work, count_work
 from veca.data.resolutions import PATCH_SIZE
+from veca.flops.model import meta_student, meta_teacher, saved_bytes
+from veca.flops.recipe import PlannedRun, read_recipe
+from veca.flops.training import NUM_TRAIN, NUM_VAL, Work, count_work
 from veca.model import Veca
 from veca.optim.split import split_parameters
 

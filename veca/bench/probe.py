@@ -11,9 +11,9 @@ from contextlib import redirect_stderr
 import torch
 
 from veca.bench.goals import said
-from veca.bench.measure import compare, interleave
 from veca.probes.heads import RATES, fit_linear
 from veca.probes.linear import EPOCHS
+from veca.utils.timing import compare, interleave
 
 
 def run(

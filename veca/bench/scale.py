@@ -9,7 +9,6 @@ import os
 import subprocess
 import sys
 
-from veca.bench.costs import polar_flops_per_rank, student_flops
 from veca.bench.goals import said
 from veca.bench.loop import (
     BUDGETS,
@@ -19,10 +18,11 @@ from veca.bench.loop import (
     make_model,
     one_thread,
 )
-from veca.bench.measure import Timing, compare
+from veca.flops.model import polar_flops_per_rank, student_flops
 from veca.model import Veca
 from veca.optim.split import split_parameters
-from veca.quiet import quiet_lightning
+from veca.utils.lightning_compat import quiet_lightning
+from veca.utils.timing import Timing, compare
 
 RANKS = (1, 2)
 # What a Trainer leaves in the environment of its process; another one would take itself for that rank.

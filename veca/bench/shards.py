@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from data_prep.shards import make_shards
 from veca.bench.goals import said
-from veca.bench.measure import compare, interleave
+from veca.utils.timing import compare, interleave
+from veca_data.shards import make_shards
 
 NUM_FILES = 4000
 NUM_REENCODED = 1200  # enough that starting workers does not count

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from veca.bench.goals import GOALS, with_spread
-from veca.files import write_text_atomic
+from veca.utils.files import write_text_atomic
 
 BASELINE = Path("docs/bench.json")
 MAX_LOSS = 0.15

@@ -22,7 +22,7 @@ from numpy.typing import DTypeLike, NDArray
 from torch.nn import functional as F
 
 from veca.data.decode import BadImage, Pixels, decode_pixels
-from veca.data.ops import NUM_BINS, OPS, apply_op, resolve_magnitude
+from veca.data.trivial_augment import NUM_BINS, OPS, apply_op, resolve_magnitude
 
 _HELD_BYTES = 12 << 20  # of decoded images that wait to be finished: more would leave the cache
 

@@ -16,8 +16,8 @@ from torch.utils.data import DataLoader, Dataset
 
 from veca.data.batches import BatchDataset, BuiltBatch, Request, Skipped
 from veca.data.stream import Position, TrainStream
-from veca.signals import held_back, outlive_signals
 from veca.types import Batch
+from veca.utils.signals import held_back, outlive_signals
 
 MIN_BAD = 10  # a share means little before this many bad samples
 

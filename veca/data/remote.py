@@ -20,7 +20,7 @@ from typing import IO, Any
 
 from veca.data.download import Downloader
 from veca.data.index import ShardInfo
-from veca.files import atomic_path
+from veca.utils.files import atomic_path
 
 _OFFSETS = ".offsets.npy"
 

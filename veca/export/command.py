@@ -8,8 +8,8 @@ import torch
 from veca.checkpoint import load_model
 from veca.export.check import BATCHES, GRIDS, compare, open_program
 from veca.export.graph import AtBudget, trace_graph
-from veca.extras import require_extra
-from veca.files import atomic_path
+from veca.utils.extras import require_extra
+from veca.utils.files import atomic_path
 
 SUFFIXES = {"onnx": ".onnx", "torch": ".pt2"}
 

@@ -12,7 +12,7 @@ import onnx
 import torch
 from torch.export import ExportedProgram
 
-from veca.data.pixels import MEAN, STD
+from veca.data.views import MEAN, STD
 from veca.export.graph import INPUT, OUTPUTS, AtBudget
 
 _SIZES = {

@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 
 from veca.checkpoint import load_model
 from veca.data.decode import BadImage
-from veca.data.pixels import normalise
+from veca.data.views import normalise
 from veca.features.images import Item, list_images
 from veca.features.parts import Format, Part, PartWriter
 from veca.features.views import ViewKind, check_resolution, read_view
 from veca.model import Veca
-from veca.probes.progress import count_images
+from veca.utils.progress import count_images
 
 WINDOW_PIXELS = 512 * 256**2
 MIN_WINDOW = 16

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
-from veca.files import atomic_path, write_text_atomic
+from veca.utils.files import atomic_path, write_text_atomic
 
 Array = NDArray[np.float32]
 Format = Literal["npy", "safetensors"]

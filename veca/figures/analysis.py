@@ -20,11 +20,11 @@ from veca.figures.matching import match_maps, match_places, resize_maps, way_bac
 from veca.figures.metrics import Estimate, mean_and_error
 from veca.figures.panels import draw_analysis
 from veca.figures.sheet import check_out, save
-from veca.files import write_text_atomic
 from veca.model import Veca
-from veca.probes.progress import count_images
 from veca.probes.settings import Numbers
 from veca.probes.types import IGNORED
+from veca.utils.files import write_text_atomic
+from veca.utils.progress import count_images
 
 FORMAT, VERSION = "veca-analysis", 1
 MIN_OVERLAP = 0.25  # of the patches; a view that shares less with the plain one says nothing

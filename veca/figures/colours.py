@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from veca.extras import require_extra
-from veca.figures.maps import Array, principal_scores, stretch
+from veca.utils.extras import require_extra
+from veca.utils.maps import Array, principal_scores, stretch
 
 Method = Literal["umap", "pca"]
 

@@ -16,14 +16,14 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from veca.bench.costs import attention_flops, meta_student, meta_teacher, student_flops, teacher_flops
-from veca.bench.measure import Timing, interleave
 from veca.figures.inputs import choose_budgets, parse_numbers
 from veca.figures.sheet import Curve, Panel, check_out, draw_panels, save
-from veca.files import write_text_atomic
+from veca.flops.model import attention_flops, meta_student, meta_teacher, student_flops, teacher_flops
 from veca.model import SIZES, create_model
 from veca.probes.settings import Numbers
-from veca.teacher.dinov3 import dinov3_config, is_gated
+from veca.teachers.dinov3 import dinov3_config, is_gated
+from veca.utils.files import write_text_atomic
+from veca.utils.timing import Timing, interleave
 
 Part = Literal["attention", "model"]
 PEER = "DINOv3"

@@ -13,12 +13,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from veca.data.pixels import normalise
+from veca.backbones.models import ProbedModel, open_model
+from veca.backbones.networks import VecaNetwork
+from veca.data.views import normalise
 from veca.model import Veca
 from veca.model.veca import Trace
 from veca.probes.datasets.finding import list_files
-from veca.probes.models import ProbedModel, open_model
-from veca.probes.networks import VecaNetwork
 from veca.probes.settings import Names, Numbers, side_step, split_names
 from veca.probes.types import Item, ProbeFeatures
 from veca.probes.views import CentreView
@@ -37,7 +37,7 @@ class Sight(NamedTuple):
 
 
 def open_models(model: Names) -> list[ProbedModel]:
-    """Models by the specs of `veca.probes.models`, on a GPU where there is one."""
+    """Models by the specs of `veca.backbones.models`, on a GPU where there is one."""
     specs = split_names(model)
     if not specs:
         raise ValueError("model must name at least one model; got nothing. Try random:tiny.")

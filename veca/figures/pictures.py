@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from veca.backbones.models import ProbedModel
 from veca.figures import sheet
 from veca.figures.colours import Method, choose_method, joint_colours
 from veca.figures.inputs import (
@@ -27,12 +28,11 @@ from veca.figures.inputs import (
     trace_images,
     veca_of,
 )
-from veca.figures.maps import Array, core_paths, cosine_map, patch_at, similarity_map
 from veca.figures.sheet import Row, Tile, check_out, draw_sheet, save
 from veca.model import Veca
-from veca.probes.models import ProbedModel
-from veca.probes.progress import count_images
 from veca.probes.settings import Names, Numbers, split_names
+from veca.utils.maps import Array, core_paths, cosine_map, patch_at, similarity_map
+from veca.utils.progress import count_images
 
 COSINE = "cosine"
 DEFAULT_POINTS = "0.5:0.5,0.25:0.25,0.75:0.75,0.25:0.75"

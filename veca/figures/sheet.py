@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from veca.chart import COLOURS
-from veca.extras import require_extra
-from veca.files import atomic_path
+from veca.utils.chart import COLOURS
+from veca.utils.extras import require_extra
+from veca.utils.files import atomic_path
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -7,7 +7,7 @@ import torch
 from transformers import BatchFeature
 from transformers.image_processing_utils import BaseImageProcessor
 
-from veca.data.pixels import Picture, preprocess
+from veca.data.views import Picture, preprocess
 
 
 class VecaImageProcessor(BaseImageProcessor):

@@ -27,7 +27,7 @@ from veca.mini.steps import run_step
 from veca.mini.students import open_student
 from veca.mini.table import Measured, Page, Probes, Rows, read_probes, write_page
 from veca.probes.sweep import RANDOM
-from veca.run import METRICS_NAME, read_metrics
+from veca.train.run_dir import METRICS_NAME, read_metrics
 
 BESIDE = Path("../shared/data")
 STEPS = 2600

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from veca.data.augment import sample_generator
 from veca.data.decode import BadImage, decode
-from veca.files import atomic_path
 from veca.mini.plan import Settings
+from veca.utils.files import atomic_path
 
 VAL_EVERY = 8  # one photo in so many is for validation
 WHOLE_EVERY = 4  # one piece in so many is the whole photo

@@ -18,10 +18,10 @@ from torch import Tensor
 from veca.data.cached import find_cache
 from veca.data.cached_arrays import open_targets
 from veca.data.datamodule import ShardDataModule
-from veca.data.pixels import normalise
 from veca.data.resolutions import Phase, ResolutionSchedule
-from veca.losses import distillation_loss
+from veca.data.views import normalise
 from veca.mini.students import Student
+from veca.train.losses import distillation_loss
 from veca.types import Batch, Features, Targets
 
 BATCH_SIZE = 16

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from veca.files import write_text_atomic
 from veca.mini.steps import Step
+from veca.utils.files import write_text_atomic
 
 RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "mini_nested.yaml"
 MODELS = ("nested", "fixed", "full")
@@ -22,8 +22,8 @@ FULL_BUDGET = 64
 BATCH_SIZE = 8  # of the recipe
 PROBE_BUDGETS = (8, 32, 64)
 MEAN_ROWS = (("nested", 8), ("nested", 64), ("fixed", 64), ("full", 64))  # model, budget
-VECA = (sys.executable, "-c", "from veca.cli import main; main()")
-VECA_DATA = (sys.executable, "-c", "from data_prep.cli import main; main()")
+VECA = (sys.executable, "-c", "from veca.cli.main import main; main()")
+VECA_DATA = (sys.executable, "-c", "from veca_data.cli import main; main()")
 MEAN_CLASS = "teacher:veca.mini.students.MeanPatch:"
 
 
@@ -85,7 +85,7 @@ def sample_step(out: Path, settings: Settings) -> Step:
 def data_steps(out: Path, settings: Settings, *, views: int) -> list[Step]:
     shards = str(out / "shards")
     options = ["--resolutions", str(settings.resolution), "--views", str(views), "--dtype", "int8"]
-    teacher = ["--teacher", "veca.teacher.EfficientNetTeacher"]
+    teacher = ["--teacher", "veca.teachers.EfficientNetTeacher"]
     make = [*VECA_DATA, "shards", str(out / "images"), "--out", shards]
     cache = [*VECA_DATA, "cache", shards, *teacher, *options]
     return [Step("shards", "shards", [make]), Step("cache", "cached targets of the teacher", [cache])]

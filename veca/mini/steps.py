@@ -10,7 +10,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NamedTuple, NoReturn
 
-from veca.files import write_text_atomic
+from veca.utils.files import write_text_atomic
 
 
 class Step(NamedTuple):

@@ -6,12 +6,12 @@ from typing import Any
 
 from torch import Tensor
 
+from veca.backbones.control import TransformersStudent, load_control
+from veca.backbones.models import random_model
 from veca.checkpoint import load_model
 from veca.model import Veca
 from veca.model.sizes import resolve_size
-from veca.probes.models import random_model
-from veca.student import TransformersStudent, load_control
-from veca.teacher.base import IMAGENET, Encoding, Teacher
+from veca.teachers.base import IMAGENET, Encoding, Teacher
 from veca.types import Features
 
 OVERRIDES = {"width": 128, "depth": 4, "num_heads": 2}  # those of recipes/mini_nested.yaml

@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from veca.files import write_text_atomic
 from veca.mini.losses import Losses, Paired, paired
 from veca.probes.results import markdown, read_results
 from veca.probes.sweep import CONSTANT, MODEL, PIXELS, RANDOM
 from veca.report.tables import html_table
+from veca.utils.files import write_text_atomic
 
 MARGIN_SHARE = 0.85
 CIFAR_POINTS = 8.0

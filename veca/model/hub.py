@@ -16,8 +16,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from veca.files import atomic_path, write_text_atomic
 from veca.model.sizes import Size
+from veca.utils.files import atomic_path, write_text_atomic
 
 if TYPE_CHECKING:
     from veca.model.veca import Veca

@@ -1,7 +1,7 @@
 """The learning rate, a pure function of the step: linear warmup from the minimum, then cosine back to it.
 
-With `decay_steps` the rate stays at its height until that many steps before the end. Such a run can be prolonged
-as long as its decay has not begun, and a short decay from any of its checkpoints gives a finished model.
+With `decay_steps` the rate stays at its height until that many steps before the end. Such a run can be
+prolonged as long as its decay has not begun, and a short decay from any checkpoint gives a finished model.
 """
 
 import math

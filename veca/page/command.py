@@ -5,7 +5,7 @@ import tempfile
 from pathlib import Path
 
 from veca.checkpoint import load_model
-from veca.extras import require_extra
+from veca.utils.extras import require_extra
 
 DEMO_MODEL = Path("demo/run/multires/checkpoints/last.ckpt")
 

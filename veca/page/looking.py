@@ -13,12 +13,12 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from veca.bench.costs import student_flops
 from veca.data.augment import centre_view, render_pixels
 from veca.data.decode import pixels_from_pil
-from veca.data.pixels import normalise
-from veca.figures.maps import num_interactions
+from veca.data.views import normalise
+from veca.flops.model import student_flops
 from veca.model import Size, Veca
+from veca.utils.maps import num_interactions
 
 MAX_LOOKS = 16  # remembered per visitor
 

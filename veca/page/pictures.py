@@ -4,9 +4,9 @@ from typing import NamedTuple
 
 from PIL import Image
 
-from veca.figures.drawing import draw_paths, mark_patch, mosaic, show_colours, show_heat
-from veca.figures.maps import core_maps, core_paths, patch_at, pca_colours, similarity_map
 from veca.page.looking import Cost, Look
+from veca.utils.drawing import draw_paths, mark_patch, mosaic, show_colours, show_heat
+from veca.utils.maps import core_maps, core_paths, patch_at, pca_colours, similarity_map
 
 SHOWN = (384, 384)
 TILE = (44, 44)

@@ -19,8 +19,8 @@ from torch.nn import functional as F
 
 from veca.probes.choice import SEED
 from veca.probes.heads import Moments
-from veca.probes.progress import count_images
 from veca.probes.store import Cached, Record
+from veca.utils.progress import count_images
 
 RATES = (1e-3, 3e-3, 1e-2, 3e-2, 0.1)  # the highest for small data, where steps are few
 BATCH = 8

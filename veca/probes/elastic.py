@@ -4,8 +4,8 @@ import re
 from html import escape
 from itertools import groupby
 
-from veca.chart import COLOURS, HEIGHT, WIDTH, Line, Points, line_chart
 from veca.probes.results import Cell, Results, Row, is_share
+from veca.utils.chart import COLOURS, HEIGHT, WIDTH, Line, Points, line_chart
 
 LEGEND_STEP = 18
 STYLE = (

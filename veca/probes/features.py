@@ -15,10 +15,10 @@ import torch
 from lightning.fabric import Fabric
 from torch import Tensor
 
-from veca.probes.progress import count_images
 from veca.probes.store import Record, Shard, Store
 from veca.probes.types import Backbone, ProbeFeatures, Split
 from veca.probes.views import View, Viewer
+from veca.utils.progress import count_images
 
 BATCH_PIXELS = 64 * 256**2  # larger views come in smaller batches
 MAX_BATCH = 256

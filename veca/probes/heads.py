@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from veca.probes.choice import SEED
-from veca.probes.progress import count_images
 from veca.probes.types import IGNORED
+from veca.utils.progress import count_images
 
 # 1, 2, 5 and so on over four decades: DINOv2's number of rates, moved to standardised features.
 RATES = (1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)

@@ -11,7 +11,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from veca.files import write_text_atomic
+from veca.utils.files import write_text_atomic
 
 FORMAT = "veca-probe"
 VERSION = 2

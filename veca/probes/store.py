@@ -21,9 +21,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from veca.files import atomic_path, write_text_atomic
 from veca.probes.types import Backbone
 from veca.probes.views import Viewer, Window
+from veca.utils.files import atomic_path, write_text_atomic
 
 VERSION = 1  # rises when the same inputs give other files
 CLASSIFY_ITEMS = 512  # of a shard

@@ -14,11 +14,10 @@ from typing import Any, NamedTuple, Protocol
 from lightning.fabric import Fabric
 from lightning.fabric.strategies.ddp import DDPStrategy
 
-from veca.files import write_text_atomic
+from veca.backbones.models import open_model
 from veca.probes.datasets import open_dataset
 from veca.probes.elastic import elastic_picture
 from veca.probes.features import extract
-from veca.probes.models import open_model
 from veca.probes.paper import paper_cells
 from veca.probes.results import Cell, Results, markdown, read_results, results_path, table, write_results
 from veca.probes.scan import Scanned, describe, scan_split
@@ -26,7 +25,8 @@ from veca.probes.settings import Grid, Names, Numbers, choose_grid, fitting_grid
 from veca.probes.store import Cached, Store, fingerprint, open_store
 from veca.probes.types import Backbone, Dataset, ProbedModel, Task
 from veca.probes.views import Viewer
-from veca.quiet import ignore_warnings
+from veca.utils.files import write_text_atomic
+from veca.utils.lightning_compat import ignore_warnings
 
 MODEL, RANDOM, PIXELS, CONSTANT = "model", "random weights", "raw pixels", "constant"
 CACHE_NAME = "probe-cache"

@@ -4,12 +4,12 @@ from datetime import datetime
 from html import escape
 from pathlib import Path
 
-from veca.environment import facts, gather
-from veca.files import write_text_atomic
 from veca.probes.results import markdown, table
 from veca.report.sections import stage_section
 from veca.report.stage import Stage, read_stages
 from veca.report.tables import html_table
+from veca.train.environment import facts, gather
+from veca.utils.files import write_text_atomic
 
 REPORT_NAME = "report.html"
 STYLE = """

@@ -5,14 +5,14 @@ from collections import Counter
 from html import escape
 from itertools import groupby
 
-from veca.chart import COLOURS, Line, bar_chart, finite, line_chart, number
-from veca.environment import facts
-from veca.grid import QUANTITIES
 from veca.probes.elastic import elastic_chart
 from veca.probes.results import Results, table
 from veca.report.sights import sights
 from veca.report.stage import Stage
 from veca.report.tables import html_table
+from veca.train.environment import facts
+from veca.train.validation import QUANTITIES
+from veca.utils.chart import COLOURS, Line, bar_chart, finite, line_chart, number
 
 GREY = "#666666"
 STEP = "optimizer step"

@@ -12,11 +12,11 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from veca.chart import COLOURS, Line, legend, number
 from veca.figures.colours import joint_colours
-from veca.figures.maps import Array, core_paths
 from veca.report.tables import html_table
-from veca.snapshots import Snapshot
+from veca.train.snapshots import Snapshot
+from veca.utils.chart import COLOURS, Line, legend, number
+from veca.utils.maps import Array, core_paths
 
 MAX_STEPS = 6
 NUM_CORES = len(COLOURS)

@@ -7,11 +7,11 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from veca.chart import Points
-from veca.environment import ENVIRONMENT_NAME, Start, read_environment
 from veca.probes.results import Results, read_results
-from veca.run import METRICS_NAME, read_metrics
-from veca.snapshots import Snapshot, read_snapshots
+from veca.train.environment import ENVIRONMENT_NAME, Start, read_environment
+from veca.train.run_dir import METRICS_NAME, read_metrics
+from veca.train.snapshots import Snapshot, read_snapshots
+from veca.utils.chart import Points
 
 CONFIG_NAME = "config.yaml"
 STAGE_ORDER = ("pretrain", "multires")  # others follow by name

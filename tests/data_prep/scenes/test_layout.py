@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
-from data_prep.scenes.layout import Body, Camera, Layout, draw_body, draw_layout, rotate, see_body, see_room
-from data_prep.scenes.march import ball_span, first_hit
-from data_prep.scenes.shapes import CLASSES, Floats
+from veca_data.scenes.layout import Body, Camera, Layout, draw_body, draw_layout, rotate, see_body, see_room
+from veca_data.scenes.march import ball_span, first_hit
+from veca_data.scenes.shapes import CLASSES, Floats
 
 SIZE = 64
 

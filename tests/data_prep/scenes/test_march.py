@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from data_prep.scenes.march import ball_span, first_hit, normals, sunlight
-from data_prep.scenes.shapes import CLASSES, Distance, Floats, length
+from veca_data.scenes.march import ball_span, first_hit, normals, sunlight
+from veca_data.scenes.shapes import CLASSES, Distance, Floats, length
 
 
 def _rays(rng: np.random.Generator, count: int) -> tuple[Floats, Floats]:

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from data_prep.scenes import CLASSES, Scene, render_scene
+from veca_data.scenes import CLASSES, Scene, render_scene
 
 
 @pytest.fixture(scope="module")

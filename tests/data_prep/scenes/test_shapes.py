@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from data_prep.scenes.shapes import CLASSES, length
+from veca_data.scenes.shapes import CLASSES, length
 
 
 def _points(rng: np.random.Generator, count: int, *, reach: float) -> np.ndarray:

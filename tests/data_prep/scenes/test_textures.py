@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from data_prep.scenes import textures
-from data_prep.scenes.textures import draw_object_texture, draw_plane_texture, noise
+from veca_data.scenes import textures
+from veca_data.scenes.textures import draw_object_texture, draw_plane_texture, noise
 
 PATTERNS = sorted({*textures._SOLID, *textures._PLANE}, key=lambda build: build.__name__)
 

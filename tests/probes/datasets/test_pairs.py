@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from data_prep.sample import make_sample
-from data_prep.scenes import CLASSES
 from tests.probes.datasets.trees import SIZE, write_image, write_json, write_map, write_text
 from veca.probes.datasets import open_dataset
 from veca.probes.types import IGNORED, Task
+from veca_data.sample import make_sample
+from veca_data.scenes import CLASSES
 
 LAYOUTS = [
     ("{split}/images", "{split}/masks"),

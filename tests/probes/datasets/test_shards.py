@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.shards import make_shards
 from tests.data.shards import tiny_jpeg, write_dataset
 from tests.probes.datasets.trees import write_classes, write_text
 from veca.probes.datasets import open_dataset
+from veca_data.shards import make_shards
 
 Members = dict[str, bytes]
 

@@ -1,0 +1,237 @@
+"""Index ↔ tars: every claim of index.json compared with the files, every problem named.
+
+Per shard: the file and its size, its checksum, its members (names, order, adjacency, allowed suffixes),
+its offsets, the metadata of each sample and, with `decode`, the picture itself. Over all shards: keys
+that come twice, and tars that the index does not list. Serves shards of images and of cached targets; what
+only a cache has is looked at in cache_check.py.
+"""
+
+import hashlib
+import json
+import os
+import re
+import tarfile
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from veca.data.cached import CacheSpec, is_cache, open_cache
+from veca.data.decode import BadImage, decode
+from veca.data.index import SPLITS, ShardInfo, load_index, load_offsets, offsets_name
+from veca_data.cache_check import cache_problems, order_problems, sample_problems
+from veca_data.pool import advance, num_workers, run_tasks
+
+IMAGES = ("jpg", "png", "webp")
+ALLOWED = (*IMAGES, "json", "npy", "safetensors")
+
+_KEY = re.compile(r"[A-Za-z0-9_-]+")
+_SHOWN = 20  # problems of one shard that are told in full
+_PIECE = 2**22
+
+
+class Finding(NamedTuple):
+    """What a worker found in one shard."""
+
+    shard: str
+    problems: list[str]
+    keys: NDArray[np.uint64]  # hashes
+
+
+class Member(NamedTuple):
+    """One file of a tar, and where it stands."""
+
+    key: str
+    suffix: str
+    start: int
+    stop: int
+    data: bytes
+
+
+def check(
+    folder: str | os.PathLike[str], *, decode_images: bool = False, workers: int | None = None
+) -> list[str]:
+    """All problems of a dataset; an empty list means that it is sound."""
+    folder = Path(folder)
+    index = load_index(folder)
+    shards = [shard for infos in index.splits.values() for shard in infos]
+    problems = [
+        f"{shard.name}: listed under split {split}"
+        for split, infos in index.splits.items()
+        for shard in infos
+        if not shard.name.startswith(f"{split}-")
+    ]
+    listed = {shard.name for shard in shards}
+    if len(listed) < len(shards):
+        problems.append("index.json: lists a shard twice")
+    on_disk = {path.name for split in SPLITS for path in folder.glob(f"{split}-*.tar")}
+    problems += [f"{name}: not listed in index.json" for name in sorted(on_disk - listed)]
+    spec = None
+    if is_cache(index):
+        cache = open_cache(folder)
+        spec = cache.spec
+        problems += cache_problems(cache)
+    results = run_tasks(
+        partial(check_shard, folder, decode_images, spec),
+        shards,
+        workers=min(num_workers(workers), max(1, len(shards))),
+        total_bytes=sum(shard.bytes for shard in shards),
+        label="check",
+    )
+    findings = sorted(results, key=lambda finding: finding.shard)
+    for finding in findings:
+        problems += [f"{finding.shard}: {problem}" for problem in _shortened(finding.problems)]
+    return problems + list(_keys_in_two_shards(folder, findings))
+
+
+def check_shard(folder: Path, decode_images: bool, spec: CacheSpec | None, shard: ShardInfo) -> Finding:
+    """Look at one tar, of a cache if there is a `spec`."""
+    layout = spec.layout(shard.name.partition("-")[0]) if spec else None
+    allowed = ("json", *layout.members) if layout else ALLOWED
+    path = folder / shard.name
+    problems: list[str] = []
+    if not path.is_file():
+        return Finding(shard.name, ["missing"], np.zeros(0, dtype=np.uint64))
+    if path.stat().st_size != shard.bytes:
+        problems.append(f"has {path.stat().st_size:,} bytes; the index says {shard.bytes:,}")
+    if _sha256(path) != shard.sha256:
+        problems.append("sha256 differs from the index")
+    starts: list[int] = []
+    keys: list[str] = []
+    stop = 0
+    try:
+        for sample in _samples(path, problems, allowed):
+            starts.append(sample[0].start)
+            stop = sample[-1].stop
+            keys.append(sample[0].key)
+            if spec and layout:
+                members = {member.suffix: member.data for member in sample}
+                problems += (f"{sample[0].key}: {line}" for line in sample_problems(spec, layout, members))
+            else:
+                problems += _sample_problems(sample, decode_images)
+    except tarfile.TarError as error:
+        problems.append(f"damaged tar after {len(keys):,} samples: {error}")
+    if len(keys) != shard.samples:
+        problems.append(f"holds {len(keys):,} samples; the index says {shard.samples:,}")
+    problems += _offset_problems(folder / offsets_name(shard.name), [*starts, stop])
+    if spec:
+        problems += order_problems(folder, shard.name, keys)
+    return Finding(shard.name, problems, _hashes(keys))
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb", buffering=0) as file:
+        while piece := file.read(_PIECE):
+            advance(len(piece))
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+def _samples(path: Path, problems: list[str], allowed: Sequence[str]) -> Iterator[list[Member]]:
+    """Neighbouring members with one key; names what is out of place."""
+    seen: set[str] = set()
+    sample: list[Member] = []
+    for member in _members(path, problems, allowed):
+        if sample and member.key != sample[0].key:
+            yield sample
+            sample = []
+        if not sample and member.key in seen:
+            problems.append(f"{member.key}: its members are not adjacent, or the key comes twice")
+        seen.add(member.key)
+        sample.append(member)
+    if sample:
+        yield sample
+
+
+def _members(path: Path, problems: list[str], allowed: Sequence[str]) -> Iterator[Member]:
+    with tarfile.open(path, "r:") as tar:
+        while (info := tar.next()) is not None:
+            tar.members.clear()  # type: ignore[attr-defined]  # it keeps every header; typeshed leaves it out
+            key, _, suffix = info.name.partition(".")
+            file = tar.extractfile(info) if info.isreg() else None
+            if file is None:
+                problems.append(f"{info.name}: not an ordinary file")
+            elif not _KEY.fullmatch(key):
+                problems.append(f"{info.name}: a key has letters, digits, _ and - only")
+            elif "." in suffix and allowed is ALLOWED:
+                problems.append(f"{info.name}: dot in the key, which readers split at the first dot")
+            elif suffix not in allowed:
+                problems.append(f"{info.name}: forbidden member; allowed are {', '.join(allowed)}")
+            data = file.read() if file else b""
+            stop = info.offset_data + info.size + -info.size % tarfile.BLOCKSIZE
+            yield Member(key, suffix, info.offset, stop, data)
+
+
+def _sample_problems(sample: list[Member], decode_images: bool) -> Iterator[str]:
+    key = sample[0].key
+    by_suffix = {member.suffix: member.data for member in sample}
+    if len(by_suffix) < len(sample):
+        yield f"{key}: a member comes twice"
+    pictures = [suffix for suffix in by_suffix if suffix in IMAGES]
+    if len(pictures) > 1:
+        yield f"{key}: holds {len(pictures)} images"
+    if not set(by_suffix) & set(ALLOWED) - {"json"}:
+        yield f"{key}: holds no image and no array"
+    if "json" not in by_suffix:
+        yield f"{key}: member .json is missing"
+        return
+    try:
+        about = json.loads(by_suffix["json"])
+        size = (about["width"], about["height"]) if pictures else None
+    except (ValueError, KeyError, TypeError) as error:
+        yield f"{key}: .json is damaged: {error!r}"
+        return
+    if decode_images and pictures:
+        yield from _picture_problems(key, by_suffix[pictures[0]], size)
+
+
+def _picture_problems(key: str, data: bytes, size: tuple[int, int] | None) -> Iterator[str]:
+    try:
+        height, width, _ = decode(data).shape
+    except BadImage as error:
+        yield f"{key}: does not decode: {error}"
+        return
+    if (width, height) != size:
+        yield f"{key}: is {width}×{height}; its .json says {size}"
+
+
+def _offset_problems(path: Path, wanted: list[int]) -> Iterator[str]:
+    if not path.is_file():
+        yield f"{path.name} is missing"
+        return
+    try:
+        offsets = load_offsets(path, samples=len(wanted) - 1)
+    except (ValueError, EOFError, OSError) as error:
+        yield f"{path.name}: {error}"
+        return
+    if offsets.tolist() != wanted:
+        yield f"{path.name} disagrees with the tar"
+
+
+def _shortened(problems: list[str]) -> list[str]:
+    more = len(problems) - _SHOWN
+    return problems if more <= 0 else [*problems[:_SHOWN], f"and {more:,} problems more"]
+
+
+def _hashes(keys: list[str]) -> NDArray[np.uint64]:
+    digests = b"".join(hashlib.blake2b(key.encode(), digest_size=8).digest() for key in sorted(set(keys)))
+    return np.frombuffer(digests, dtype=np.uint64)
+
+
+def _keys_in_two_shards(folder: Path, findings: list[Finding]) -> Iterator[str]:
+    if not findings:
+        return
+    keys = np.concatenate([finding.keys for finding in findings])
+    owners = np.repeat(np.arange(len(findings)), [len(finding.keys) for finding in findings])
+    order = np.argsort(keys, kind="stable")
+    for i in np.flatnonzero(keys[order][1:] == keys[order][:-1])[:_SHOWN]:
+        first, second = (findings[owners[j]].shard for j in order[i : i + 2])
+        # Only hashes were kept; the name is worth a second look at one shard.
+        names = (member.key for member in _members(folder / second, [], ALLOWED))
+        wanted = keys[order[i]]
+        name = next(name for name in names if _hashes([name])[0] == wanted)
+        yield f"{second}: key {name} also lies in {first}"

@@ -1,0 +1,327 @@
+"""`veca-data`: the verbs of the data stage. Each verb is one function elsewhere; here are its words.
+
+Exit status: 0 done, 1 the work failed or problems were found, 2 the request was wrong.
+"""
+
+import argparse
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+_SOURCES = """\
+SOURCE is one of
+  a folder of images, however deep; train/ and val/ folders in it become the splits
+  Objects365 unpacked (train/patchN/*.jpg + val/…, or images/train + images/val)
+  Objects365 as downloaded (train/patchN.tar.gz + val/images/v1/…), read without unpacking
+  an archive (.zip, .tar, .tar.gz, .tar.bz2, .tar.xz), or a folder of archives
+  a text file (.txt, .lst) with one path per line, relative to that file"""
+
+_SHARDS_HELP = f"""\
+Turn images into shards: tars of samples, index.json, and rejects.jsonl with what could not be used.
+
+{_SOURCES}
+
+Stop it at any time, even with kill -9: the same command finishes the rest, and the bytes of the result do
+not depend on interruptions or on the number of workers. Compressed tars need room for one of them per
+worker beside the shards while they are read."""
+
+_SHARDS_EXAMPLES = """\
+examples:
+  veca-data shards photos --out shards                       keep files byte for byte
+  veca-data shards objects365 --out shards --max-short-side 864 --quality 92
+  veca-data shards objects365 --out shards --part 3/16       on the fourth of 16 machines, then
+  veca-data merge shards                                     when all 16 are done"""
+
+
+_CACHE_HELP = """\
+Run a teacher once over shards, and keep its targets beside them, in SHARDS/targets-FINGERPRINT.
+
+Training then reads them instead of running the teacher (--model.teacher veca.teachers.CachedTargets). Targets
+belong to views: each training image is seen in --views random crops, flips and operations per resolution,
+recorded and replayed exactly; val and test images in their centre. More views augment better and take more
+room: `veca-data estimate` tells how much.
+
+Stop it at any time: the same command keeps the finished shards and makes the rest, with the same bytes."""
+
+_CACHE_EXAMPLES = """\
+examples:
+  veca-data cache shards --config recipes/pretrain_base.yaml --views 4
+  veca-data cache shards --teacher veca.teachers.EfficientNetTeacher --resolutions 128 --dtype int8
+  veca-data cache shards --config recipes/pretrain_base.yaml \\
+      --teacher '{class_path: veca.teachers.TransformersTeacher, init_args: {name_or_path: models/vitb16}}'
+  srun veca-data cache shards --config … --num-nodes 4      under SLURM, see recipes/slurm/cache.sbatch"""
+
+
+class _Parser(argparse.ArgumentParser):
+    """Errors in one line, always under the command's own name."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"veca-data: error: {message} (see {self.prog} --help)\n")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run one verb; mistakes of the user are one line on stderr."""
+    values = vars(_parser().parse_args(arguments))
+    run = values.pop("run")
+    try:
+        status = run(**values)  # an option has the name of the argument it sets
+    except (ValueError, OSError) as error:
+        _fail(2, error)
+    except RuntimeError as error:
+        _fail(1, error)
+    except KeyboardInterrupt:
+        _fail(130, "interrupted; the same command continues where it stopped")
+    sys.exit(status)
+
+
+def _fail(status: int, error: object) -> NoReturn:
+    print(f"veca-data: error: {error}", file=sys.stderr)
+    sys.exit(status)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="veca-data", description="The data stage: from images to shards that training reads."
+    )
+    verbs = parser.add_subparsers(required=True, metavar="VERB", parser_class=_Parser)
+    _add_sample(
+        _verb(verbs, "sample", "Make a folder of small generated images, to try everything else with.")
+    )
+    _add_scan(_verb(verbs, "scan", f"Read a source and report what is in it.\n\n{_SOURCES}"))
+    _add_shards(_verb(verbs, "shards", _SHARDS_HELP, _SHARDS_EXAMPLES))
+    _add_merge(_verb(verbs, "merge", "Write the index of shards that several machines made with --part."))
+    _add_check(_verb(verbs, "check", "Compare index.json with the tars, and name every problem."))
+    _add_cache(_verb(verbs, "cache", _CACHE_HELP, _CACHE_EXAMPLES))
+    _add_estimate(_verb(verbs, "estimate", f"Tell bytes and hours before anything is written.\n\n{_SOURCES}"))
+    return parser
+
+
+def _verb(
+    verbs: "argparse._SubParsersAction[_Parser]", name: str, text: str, examples: str = ""
+) -> argparse.ArgumentParser:
+    raw = argparse.RawDescriptionHelpFormatter
+    return verbs.add_parser(
+        name, help=text.splitlines()[0], description=text, epilog=examples, formatter_class=raw
+    )
+
+
+def _add_sample(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--out", type=Path, required=True, help="folder to write")
+    parser.add_argument("--count", type=int, default=2000, help="number of images (default: %(default)s)")
+    parser.add_argument("--size", type=int, default=256, help="side in pixels (default: %(default)s)")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="another seed, other images (default: %(default)s)"
+    )
+    _add_workers(parser)
+    parser.set_defaults(run=_sample)
+
+
+def _add_scan(parser: argparse.ArgumentParser) -> None:
+    _add_source(parser)
+    parser.add_argument("--findings", type=Path, help="write all rejects and copies there, one JSON per line")
+    _add_workers(parser)
+    parser.set_defaults(run=_scan)
+
+
+def _add_shards(parser: argparse.ArgumentParser) -> None:
+    _add_source(parser)
+    parser.add_argument("--out", type=Path, required=True, help="folder to write")
+    size = parser.add_mutually_exclusive_group()
+    size.add_argument("--shard-bytes", type=_size, help="source bytes per shard (default: 256MB)")
+    size.add_argument(
+        "--shard-samples", type=int, help="images per shard instead; about so many from compressed tars"
+    )
+    parser.add_argument(
+        "--val-share",
+        type=float,
+        help="share of the images for validation (default: 0.01, or the source's own val folder)",
+    )
+    _add_encoding(parser)
+    parser.add_argument(
+        "--seed", type=int, default=0, help="of the shuffle and the val share (default: %(default)s)"
+    )
+    _add_workers(parser)
+    parser.add_argument(
+        "--part", type=_part, help="make part I/N of the shards, I from 0 to N-1", metavar="I/N"
+    )
+    _add_max_rejects(parser)
+    parser.set_defaults(run=_shards)
+
+
+def _add_merge(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("out", type=Path, metavar="FOLDER", help="the --out of all parts")
+    _add_max_rejects(parser)
+    parser.set_defaults(run=_merge)
+
+
+def _add_check(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help="folder with index.json")
+    parser.add_argument("--decode", dest="decode_images", action="store_true", help="also decode every image")
+    _add_workers(parser)
+    parser.set_defaults(run=_check)
+
+
+def _add_cache(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("shards", type=Path, metavar="SHARDS", help="folder with index.json")
+    parser.add_argument(
+        "--config", type=Path, metavar="RECIPE", help="take teacher, resolutions and precision of this recipe"
+    )
+    parser.add_argument(
+        "--teacher", metavar="CLASS", help="a class path or, as in a recipe, {class_path: …, init_args: {…}}"
+    )
+    parser.add_argument("--resolutions", type=_numbers, metavar="R,R,…", help="in pixels (default: 256)")
+    _add_storage(parser)
+    parser.add_argument("--seed", type=int, default=42, help="of the views (default: %(default)s)")
+    parser.add_argument(
+        "--batch-size", type=int, help="views the teacher takes at once (default: 64, on a CPU 16)"
+    )
+    parser.add_argument(
+        "--precision", help="Lightning's, e.g. bf16-mixed; auto: by device (default: 32-true)"
+    )
+    parser.add_argument("--accelerator", default="auto", help="cpu, gpu, … (default: %(default)s)")
+    parser.add_argument("--devices", default="auto", help="how many per machine (default: %(default)s)")
+    parser.add_argument("--num-nodes", type=int, default=1, help="machines (default: %(default)s)")
+    _add_workers(parser)
+    parser.set_defaults(run=_cache)
+
+
+def _add_storage(parser: "argparse.ArgumentParser | argparse._ArgumentGroup") -> None:
+    parser.add_argument(
+        "--views", type=int, default=4, help="views per training image (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--dtype", choices=("fp16", "bf16", "int8"), default="fp16", help="(default: %(default)s)"
+    )
+
+
+def _add_estimate(parser: argparse.ArgumentParser) -> None:
+    _add_source(parser)
+    _add_encoding(parser)
+    _add_workers(parser)
+    parser.add_argument("--samples", type=int, default=64, help="images to try (default: %(default)s)")
+    cache = parser.add_argument_group("cached targets")
+    cache.add_argument(
+        "--teacher", choices=("small", "small_plus", "base", "large"), help="size of the teacher"
+    )
+    cache.add_argument(
+        "--resolutions", type=_numbers, default=[256], metavar="R,R,…", help="in pixels (default: 256)"
+    )
+    _add_storage(cache)
+    parser.set_defaults(run=_estimate)
+
+
+def _add_source(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("source", type=Path, metavar="SOURCE", help="folder, archive or list of paths")
+    if not parser.prog.endswith("estimate"):
+        parser.add_argument(
+            "--annotations",
+            type=Path,
+            action="append",
+            default=[],
+            metavar="JSON",
+            help="an Objects365 annotation file (may be repeated); images it lists that are missing become "
+            "rejects. Files named zhiyuan_objv2_{train,val}.json inside SOURCE are found by themselves",
+        )
+
+
+def _add_encoding(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--max-short-side", type=int, metavar="PIXELS", help="re-encode as JPEG, shrunk to this short side"
+    )
+    parser.add_argument(
+        "--quality", type=int, help="re-encode as JPEG of this quality, 1–95 (when re-encoding: 92)"
+    )
+
+
+def _add_workers(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--workers", type=int, help="processes (default: one per core this process may use)")
+
+
+def _add_max_rejects(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--max-rejects",
+        type=float,
+        default=0.01,
+        metavar="SHARE",
+        help="fail, without an index, above this share of rejects (default: %(default)s)",
+    )
+
+
+def _sample(**values: Any) -> int:
+    from veca_data.sample import make_sample
+
+    make_sample(**values)
+    return 0
+
+
+def _scan(**values: Any) -> int:
+    from veca_data.scan import scan
+
+    print(scan(**values).text())
+    return 0
+
+
+def _shards(**values: Any) -> int:
+    from veca_data.shards import make_shards
+
+    summary = make_shards(**values)
+    if summary is not None:
+        print(summary.text())
+    return 0
+
+
+def _merge(**values: Any) -> int:
+    from veca_data.shards import merge_parts
+
+    print(merge_parts(**values).text())
+    return 0
+
+
+def _check(folder: Path, **values: Any) -> int:
+    from veca_data.check import check
+
+    problems = check(folder, **values)
+    for problem in problems:
+        print(problem)
+    print(f"{folder}: {f'{len(problems):,} problems' if problems else 'sound'}")
+    return 1 if problems else 0
+
+
+def _cache(**values: Any) -> int:
+    from veca_data.cache import cache
+
+    print(cache(**values), end="")
+    return 0
+
+
+def _estimate(**values: Any) -> int:
+    from veca_data.estimate import estimate
+
+    print(estimate(**values))
+    return 0
+
+
+def _size(text: str) -> int:
+    units = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmg]i?)?b?", text.strip().lower())
+    if not match:
+        raise argparse.ArgumentTypeError(f"a size looks like 256MB or 1GiB; got {text!r}")
+    return int(float(match[1]) * units[match[2] or ""])
+
+
+def _part(text: str) -> object:
+    from veca_data.shards import Part
+
+    match = re.fullmatch(r"(\d+)/(\d+)", text)
+    if not match:
+        raise argparse.ArgumentTypeError(f"a part looks like 0/4; got {text!r}")
+    return Part(int(match[1]), int(match[2]))
+
+
+def _numbers(text: str) -> list[int]:
+    try:
+        return [int(number) for number in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"numbers look like 256,512; got {text!r}") from None

@@ -1,0 +1,256 @@
+"""What the user points at → a Source: the images in it, where they lie, and what cannot be used.
+
+* a folder tree of images; Objects365 unpacked is one: `train/patchN/*.jpg` + `val/…`, or flattened to
+  `images/{train,val}/*.jpg`
+* a folder tree of archives; Objects365 as downloaded is one: `train/patchN.tar.gz` + `val/images/v1/…`
+* one archive: .zip, .tar, or a compressed tar
+* a text file with one path per line, relative to the file's folder
+
+Folders are followed through links; a link back to a folder it lies in is a reject. Files of other
+kinds are counted as ignored. Names that start with a dot are skipped.
+"""
+
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from veca.data.decode import BadImage
+from veca_data.images import MAX_FILE_BYTES, is_image_name
+from veca_data.listing import MISSING, Entry, Listing, ListingBuilder, Reject
+from veca_data.objects365 import is_annotation_name, missing_images
+from veca_data.tars import PLAIN_SUFFIXES, STREAM_SUFFIXES, hides, list_tar
+from veca_data.zips import list_zip, read_zip_member
+
+ZIP_SUFFIXES = (".zip",)
+LIST_SUFFIXES = (".txt", ".lst", ".list")
+ARCHIVE_SUFFIXES = ZIP_SUFFIXES + PLAIN_SUFFIXES + STREAM_SUFFIXES
+
+_STAT_BATCH = 1024
+_STAT_THREADS = 16  # network file systems answer many questions at once as fast as one
+
+
+class Stream(NamedTuple):
+    """A compressed tar, which can only be read from its start."""
+
+    name: str
+    size: int
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where images come from."""
+
+    path: Path  # as the user gave it
+    root: Path  # what names are relative to
+    listing: Listing
+    streams: tuple[Stream, ...] = ()
+    rejects: tuple[Reject, ...] = ()
+    ignored: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def total_bytes(self) -> int:
+        files = int(self.listing.sizes.clip(min=0).sum())
+        return files + sum(stream.size for stream in self.streams)
+
+
+def open_source(path: str | os.PathLike[str], *, annotations: tuple[Path, ...] = ()) -> Source:
+    """List what `path` holds. `annotations` name Objects365 JSON files that lie outside the source."""
+    path = Path(path)
+    if path.is_dir():
+        source, found = _open_folder(path)
+    elif path.is_file():
+        source, found = _open_file(path), []
+    else:
+        raise FileNotFoundError(
+            f"source {path} does not exist. Give a folder, an archive or a list of paths."
+        )
+    listed = (*annotations, *found)
+    if annotations and source.streams:
+        raise ValueError(
+            "annotations are compared with files on disk, and the source is compressed archives. "
+            "Leave --annotations out, or unpack the archives."
+        )
+    if listed and not source.streams:
+        source = replace(source, rejects=source.rejects + tuple(missing_images(source.listing, listed)))
+    if not len(source.listing) and not source.streams:
+        raise ValueError(f"source {path} holds no images{_ignored_text(source.ignored)}.")
+    return source
+
+
+def read_entry(root: Path, entry: Entry) -> bytes:
+    """The bytes of one image; raises BadImage with the reason where they cannot be had."""
+    try:
+        if not entry.archive:
+            return _read_file(os.path.join(root, entry.name))  # noqa: PTH118  a Path would cost 20 µs
+        archive = root / entry.archive
+        if archive.name.lower().endswith(ZIP_SUFFIXES):
+            return read_zip_member(archive, entry.place)
+        with archive.open("rb") as file:
+            file.seek(entry.place)
+            return file.read(entry.size)
+    except OSError as error:
+        raise BadImage("unreadable", error.strerror or str(error)) from None
+
+
+def _read_file(path: str) -> bytes:
+    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)  # less to do than for a file object
+    try:
+        size = os.fstat(file).st_size
+        if size > MAX_FILE_BYTES:
+            raise BadImage("too-large", f"{size:,} bytes; the limit is {MAX_FILE_BYTES:,}")
+        data = os.read(file, size)
+        while len(data) < size and (more := os.read(file, size - len(data))):
+            data += more
+        return data
+    finally:
+        os.close(file)
+
+
+def _open_file(path: Path) -> Source:
+    name = path.name.lower()
+    root = path.parent
+    if name.endswith(STREAM_SUFFIXES):
+        stream = Stream(path.name, path.stat().st_size)
+        return Source(path, root, ListingBuilder().finish(), streams=(stream,))
+    if name.endswith(ZIP_SUFFIXES + PLAIN_SUFFIXES):
+        return _with_archives(path, root, [path.name], prefixed=False)
+    if name.endswith(LIST_SUFFIXES):
+        return Source(path, root, _list_of_paths(path))
+    known = ", ".join(ARCHIVE_SUFFIXES + LIST_SUFFIXES)
+    raise ValueError(f"source {path} is a file of an unknown kind; known are folders and {known}.")
+
+
+def _open_folder(path: Path) -> tuple[Source, list[Path]]:
+    """The source, and the Objects365 annotation files in it."""
+    builder, rejects, ignored = ListingBuilder(), [], Counter[str]()
+    archives: list[str] = []
+    annotations: list[Path] = []
+    for name, problem in _walk(path):
+        if problem is not None:
+            rejects.append(Reject(name, problem))
+        elif is_image_name(name):
+            builder.add(name, size=MISSING)
+        elif name.lower().endswith(ARCHIVE_SUFFIXES):
+            archives.append(name)
+        elif is_annotation_name(name):
+            annotations.append(path / name)
+        else:
+            ignored[_suffix(name)] += 1
+    if len(builder) or not archives:
+        # Loose images win: an archive beside them is usually the one they were unpacked from.
+        ignored.update(_suffix(name) for name in archives)
+        listing = _with_sizes(builder.finish(), path)
+        return Source(path, path, listing, (), tuple(rejects), ignored), annotations
+    source = _with_archives(path, path, sorted(archives), prefixed=True)
+    return replace(
+        source, rejects=source.rejects + tuple(rejects), ignored=source.ignored + ignored
+    ), annotations
+
+
+def _with_archives(path: Path, root: Path, names: list[str], *, prefixed: bool) -> Source:
+    """List zips and plain tars; compressed tars stay streams."""
+    builder, rejects, ignored = ListingBuilder(), [], Counter[str]()
+    streams: list[Stream] = []
+    for archive in names:
+        if archive.lower().endswith(STREAM_SUFFIXES):
+            streams.append(Stream(archive, (root / archive).stat().st_size))
+            continue
+        prefix = f"{archive}/" if prefixed else ""
+        builder.start_archive(archive)
+        for name, size, place, problem in _members(root / archive):
+            if problem is not None:
+                rejects.append(Reject(prefix + name, problem))
+            elif is_image_name(name) and not hides(name):
+                builder.add(prefix + name, size=size, place=place)
+            else:
+                ignored[_suffix(name)] += 1
+    return Source(path, root, builder.finish(), tuple(streams), tuple(rejects), ignored)
+
+
+def _members(archive: Path) -> Iterator[tuple[str, int, int, str | None]]:
+    if not archive.name.lower().endswith(ZIP_SUFFIXES):
+        yield from list_tar(archive)
+        return
+    for member, place in list_zip(archive):
+        large = member.size > MAX_FILE_BYTES
+        yield member.name, member.size, place, f"too-large: {member.size:,} bytes" if large else None
+
+
+def _list_of_paths(path: Path) -> Listing:
+    builder = ListingBuilder()
+    with path.open("rb") as file:
+        for number, line in enumerate(file):
+            name = line.rstrip(b"\r\n")
+            if number == 0:
+                name = name.removeprefix(b"\xef\xbb\xbf")  # some editors mark UTF-8 files so
+            if name.strip():
+                builder.add(name, size=MISSING)
+    return _with_sizes(builder.finish(), path.parent)
+
+
+def _with_sizes(listing: Listing, root: Path) -> Listing:
+    sizes = np.empty(len(listing), dtype=np.int64)
+    folder = os.fsencode(root)
+
+    def size_of(i: int) -> int:
+        try:
+            return os.stat(os.path.join(folder, listing.raw_name(i))).st_size  # noqa: PTH118, PTH116  names are bytes
+        except OSError:
+            return MISSING  # becomes a reject, with its reason, when it is read
+
+    def fill(start: int) -> None:
+        stop = min(start + _STAT_BATCH, len(listing))
+        sizes[start:stop] = [size_of(i) for i in range(start, stop)]
+
+    with ThreadPoolExecutor(_STAT_THREADS) as pool:
+        list(pool.map(fill, range(0, len(listing), _STAT_BATCH)))
+    return replace(listing, sizes=sizes)
+
+
+def _walk(root: Path) -> Iterator[tuple[str, str | None]]:
+    """Each file below `root` as (relative name, None), each trouble as (relative name, reason)."""
+    stack: list[tuple[str, tuple[tuple[int, int], ...]]] = [("", ())]
+    while stack:
+        folder, ancestors = stack.pop()
+        try:
+            status = (root / folder).stat()
+            identity = (status.st_dev, status.st_ino)
+            if identity in ancestors:
+                yield folder, "link to a folder it lies in"
+                continue
+            with os.scandir(root / folder) as entries:
+                for entry in entries:
+                    name = f"{folder}/{entry.name}" if folder else entry.name
+                    if hides(entry.name):
+                        continue
+                    if _leads_to(entry.is_dir):
+                        stack.append((name, (*ancestors, identity)))
+                    elif _leads_to(entry.is_file) or is_image_name(name):  # a broken link: a missing image
+                        yield name, None
+        except OSError as error:
+            yield folder or str(root), f"unreadable: {error.strerror or error}"
+
+
+def _leads_to(kind: Callable[[], bool]) -> bool:
+    try:
+        return kind()
+    except OSError:  # a link to itself, for one; its neighbours are not to blame
+        return False
+
+
+def _suffix(name: str) -> str:
+    lowered = name.lower()
+    known = next((suffix for suffix in ARCHIVE_SUFFIXES if lowered.endswith(suffix)), None)
+    return known or Path(lowered).suffix or "no suffix"
+
+
+def _ignored_text(ignored: Counter[str]) -> str:
+    if not ignored:
+        return ""
+    return " (ignored: " + ", ".join(f"{count} {suffix}" for suffix, count in ignored.most_common(5)) + ")"

@@ -1,0 +1,223 @@
+"""`veca fit|validate|test|predict`: LightningCLI over Distill and ShardDataModule.
+
+The constructor signatures of those two are the schema of a recipe; this file adds what every run has: a
+folder with loggers and checkpoints, a progress bar, the safe reading of checkpoints, and a check of all that
+can be known to fail before the teacher is loaded.
+"""
+
+import inspect
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Literal
+
+from jsonargparse import ArgumentParser, Namespace
+from jsonargparse.typing import NonNegativeInt
+from lightning.fabric.connector import _PRECISION_INPUT  # type: ignore[attr-defined]  # only private
+from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
+from lightning.pytorch.utilities import rank_zero_info
+
+from veca.data.datamodule import ShardDataModule
+from veca.data.sources import open_sources
+from veca.optim.settings import Optimization
+from veca.train.checkpointing import LastCheckpoint, RunCheckpoint, SafeCheckpointIO, last_path, newest_intact
+from veca.train.distill import Distill, recipe_problems
+from veca.train.environment import RecordEnvironment
+from veca.train.preemption import StopWhenAsked, leave_signals_alone
+from veca.train.recipe import find_problems
+from veca.train.run_dir import ContinueMetrics, FeatureWriter, RunProgress, run_loggers, sole_run
+from veca.train.slurm import cluster_problems, is_main_process, num_devices, port_problems, slurm_environment
+from veca.train.snapshots import NUM_IMAGES, Snapshots
+from veca.utils.lightning_compat import ignore_warnings
+from veca.utils.precision import AUTO, recorded_precision, resolve_precision
+from veca.utils.signals import stop_signals
+
+GROUPS = ("trainer", "model", "model.optimization", "data")
+CHECKED = tuple(inspect.signature(recipe_problems).parameters)
+
+
+class RunTrainer(Trainer):
+    """Lightning's Trainer, for which `precision: auto` is a value of recipes.
+
+    Args:
+        precision: What to compute in; `auto` is bf16-mixed on GPUs and on CPUs that multiply bf16 (AMX,
+            AVX512-BF16), 32-true elsewhere. The run's config.yaml says what it came to.
+    """
+
+    def __init__(
+        self, *, precision: _PRECISION_INPUT | Literal["auto"] | None = None, **options: Any
+    ) -> None:
+        super().__init__(precision=precision, **options)  # type: ignore[arg-type]  # resolved by now
+
+
+class VecaCLI(LightningCLI):
+    """One recipe, one run."""
+
+    def __init__(self, *args: Any, until_end: ExitStack, **kwargs: Any) -> None:
+        self._until_end = until_end  # closes what the run holds
+        self._ckpt_path: Path | None = None
+        super().__init__(*args, **kwargs)
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        parser.add_argument(
+            "--wandb_project", type=str | None, default=None, help="Also log to Weights & Biases, here."
+        )
+        parser.add_argument(
+            "--checkpoint_every", type=int, default=1000, help="Optimizer steps between two last.ckpt."
+        )
+        parser.add_argument(
+            "--num_snapshot_images",
+            type=NonNegativeInt,
+            default=NUM_IMAGES,
+            help="Validation images whose features and core paths the report shows over time; 0 for none.",
+        )
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
+        words = sys.argv[1:] if args is None else args
+        assert isinstance(words, list)
+        verb = self._subcommand_parsers.get(words[0] if words else "", parser)
+        known = [action.dest for action in verb._actions]
+        config, problems = find_problems(parser.parse_args, words, known_keys=known)
+        if config is not None:
+            problems += self._value_problems(config[config.subcommand])
+        if problems:
+            raise ValueError("the recipe cannot be used:\n" + "\n".join(f"- {line}" for line in problems))
+        self.config = config
+
+    def _value_problems(self, config: Namespace) -> list[str]:
+        """Values that parse and cannot be right; neither student nor teacher is built to find them."""
+        empty = [group for group in GROUPS if not isinstance(config.get(group), Namespace)]
+        if empty:  # the parser takes a group without keys for a value of its own
+            return [f"{group}: has no keys. Give some, or leave the line out." for group in empty]
+        model = config.model
+        values = {key: model[key] for key in CHECKED if key != "optimization"}
+        problems = recipe_problems(optimization=Optimization(**model.optimization.as_dict()), **values)
+        devices = {"accelerator": config.trainer.accelerator, "devices": config.trainer.devices}
+        problems += cluster_problems(**devices, num_nodes=config.trainer.num_nodes)
+        world_size = config.trainer.num_nodes * num_devices(**devices)
+        problems += port_problems(world_size=world_size)
+        alone = ArgumentParser()
+        alone.add_class_arguments(ShardDataModule, "data")
+        try:
+            data = alone.instantiate_classes(Namespace(data=config.data)).data
+            problems += _data_problems(data, world_size=world_size)
+        except (ValueError, OSError) as error:
+            problems.append(f"data: {error}")
+        return problems
+
+    def before_instantiate_classes(self) -> None:
+        """The last that is known before teacher and student are loaded: the folder, and where to go on."""
+        config = self.config[self.subcommand]
+        if self.subcommand == "fit" and is_main_process() and not config.trainer.fast_dev_run:
+            self._until_end.enter_context(sole_run(self._folder))
+        self._ckpt_path = _resolve_ckpt_path(
+            config.ckpt_path, self._folder / "checkpoints", may_be_missing=self.subcommand == "fit"
+        )
+        if config.trainer.precision == AUTO:
+            recorded = recorded_precision(self._folder / "config.yaml") if self._ckpt_path else None
+            config.trainer.precision = recorded or resolve_precision(
+                AUTO, accelerator=config.trainer.accelerator
+            )
+
+    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
+        config, given = self.config[self.subcommand], self.config_init[self.subcommand].trainer
+        saves = config.trainer.enable_checkpointing is not False
+        callbacks = [*_listed(given.callbacks), ContinueMetrics(), FeatureWriter(self._folder)]
+        callbacks += [
+            RecordEnvironment(self._folder),
+            Snapshots(self._folder, num_images=config.num_snapshot_images),
+        ]
+        if saves:
+            callbacks += self._savers(config)
+        else:
+            stop_signals.let_go()
+        if config.trainer.enable_progress_bar is not False:
+            callbacks.append(RunProgress())
+        plugins = [*_listed(given.plugins), SafeCheckpointIO(), *slurm_environment()]
+        trainer = super().instantiate_trainer(**{**kwargs, "callbacks": callbacks, "plugins": plugins})
+        leave_signals_alone(trainer)
+        if config.trainer.logger is None and not config.trainer.fast_dev_run:
+            trainer.loggers = run_loggers(self._folder, wandb_project=config.wandb_project)
+        return trainer
+
+    @property
+    def _folder(self) -> Path:
+        return Path(self.config[self.subcommand].trainer.default_root_dir or "runs/unnamed")
+
+    def _savers(self, config: Namespace) -> list[Callback]:
+        folder = self._folder / "checkpoints"
+        best = RunCheckpoint(folder, filename="best", monitor="val/loss", enable_version_counter=False)
+        last = LastCheckpoint(folder, every=config.checkpoint_every)
+        return [best, last, StopWhenAsked(last_path(folder))]  # asked last, so that it saves what they did
+
+    @staticmethod
+    def subcommands() -> dict[str, set[str]]:
+        """Whether checkpoints may run code is not the user's to choose: they may not."""
+        fixed = {"weights_only", "return_predictions"}
+        return {verb: skipped | fixed for verb, skipped in LightningCLI.subcommands().items()}
+
+    def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
+        kwargs = super()._prepare_subcommand_kwargs(subcommand)
+        kwargs |= {"weights_only": True, "ckpt_path": self._ckpt_path}
+        # Features are written batch by batch; returning them too would keep them all in memory.
+        return kwargs | ({"return_predictions": False} if subcommand == "predict" else {})
+
+    def _parse_ckpt_path(self) -> None:
+        # Lightning would put the checkpoint's hyperparameters over the recipe; a recipe means what it says.
+        pass
+
+
+def _data_problems(data: ShardDataModule, *, world_size: int) -> list[str]:
+    """Whether the data is there, and enough of it for every rank to have a batch."""
+    samples = sum(source.weight * source.index.num_samples("train") for source in open_sources(data.sources))
+    batch_size = max(data.resolutions.batch_sizes.values())
+    if 0 < samples < world_size * batch_size:
+        return [
+            f"data.sources = {data.sources}: an epoch has {samples:.0f} samples, but one pass takes "
+            f"{world_size * batch_size}: batch_size {batch_size} × {world_size} ranks. Lower "
+            "data.resolutions.batch_size, use fewer devices, or add data."
+        ]
+    return []
+
+
+def _resolve_ckpt_path(given: str | None, checkpoints: Path, *, may_be_missing: bool) -> Path | None:
+    """`last` is the newest intact checkpoint of the run's folder; where there is none yet, the beginning."""
+    if given is None:
+        return None
+    path = {"best": checkpoints / "best.ckpt"}.get(given, Path(given))
+    if given == "last":
+        found = newest_intact(checkpoints)
+        if found is None and may_be_missing:
+            rank_zero_info(f"no checkpoint in {checkpoints} yet: the run starts from its beginning.")
+            return None
+        path = found or last_path(checkpoints)
+    if not path.is_file():
+        raise FileNotFoundError(f"ckpt_path = {given}: there is no {path}.")
+    return path
+
+
+def _listed(given: Any) -> list[Any]:
+    return list(given) if isinstance(given, list) else [] if given is None else [given]
+
+
+def main(args: list[str] | None) -> None:
+    """Run one of Lightning's verbs with its arguments; None stands for the process's own command line."""
+    ignore_warnings()
+    with ExitStack() as until_end:
+        VecaCLI(
+            Distill,
+            ShardDataModule,
+            trainer_class=RunTrainer,
+            args=args,
+            until_end=until_end,
+            seed_everything_default=42,
+            save_config_kwargs={"overwrite": True},
+            auto_configure_optimizers=False,
+            parser_kwargs={
+                name: {"parser_mode": "omegaconf", "exit_on_error": False}
+                for name in ("fit", "validate", "test", "predict")
+            }
+            | {"exit_on_error": False},
+        )

@@ -1,0 +1,11 @@
+"""Training, joined by `distill.py`: teacher targets, student features, one loss, two optimizers.
+
+budgets.py         which budget a step uses, and how all ranks come to know it
+losses.py          the objective of distillation
+distill.py         the step
+validation.py      losses over budgets × resolutions, beside the constant
+compiling.py snapshots.py environment.py   callbacks
+run_dir.py checkpointing.py   a run's folder, and what is saved into it
+preemption.py slurm.py        stopping on request, and the cluster
+recipe.py          what a recipe says, checked all at once
+"""

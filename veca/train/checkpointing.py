@@ -1,0 +1,155 @@
+"""A run's checkpoints: written whole or not at all, found again, in whatever folder the run is now.
+
+RUN/checkpoints/last.ckpt   every so many steps, at the end, and when the run is asked to stop
+RUN/checkpoints/best.ckpt   the lowest validation loss
+
+A file is written under a temporary name, synced and renamed (`files.py`), so a crash or a full disk leaves
+the previous one as it was. A save that fails ends the run with what to do: a disk that holds no checkpoint
+soon holds no metrics either, and hours without a checkpoint may be lost.
+"""
+
+import logging
+import shutil
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.fabric.plugins import CheckpointIO
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+
+from veca.checkpoint import read_pickle
+from veca.utils.files import atomic_path
+
+LAST = "last"
+
+log = logging.getLogger(__name__)
+
+
+class SafeCheckpointIO(CheckpointIO):
+    """Reads and writes checkpoints for a Trainer; the only place that does."""
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None
+    ) -> None:
+        final = Path(path)
+        try:
+            final.parent.mkdir(parents=True, exist_ok=True)
+            with atomic_path(final) as temporary:
+                torch.save(checkpoint, temporary)
+        except (OSError, RuntimeError) as error:  # torch reports a failed write as a RuntimeError
+            raise OSError(_save_problem(final, error)) from None
+
+    def load_checkpoint(
+        self, path: str | Path, map_location: Any = None, weights_only: bool | None = None
+    ) -> dict[str, Any]:
+        """Always without running code, whatever `weights_only` says."""
+        if not Path(path).is_file():
+            raise FileNotFoundError(
+                f"ckpt_path = {path}: no such file. `last` finds a run's newest checkpoint."
+            )
+        return read_pickle(Path(path))
+
+    def remove_checkpoint(self, path: str | Path) -> None:
+        Path(path).unlink(missing_ok=True)
+
+
+class RunCheckpoint(ModelCheckpoint):
+    """A checkpoint callback that goes on in the folder where the run is now, copied or not."""
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        assert self.dirpath is not None
+        here = Path(self.dirpath)
+
+        def moved(path: str) -> str:
+            return str(here / Path(path).name) if path else path
+
+        names = ("best_model_path", "kth_best_model_path", "last_model_path")
+        paths = {name: moved(state_dict[name]) for name in names}
+        best = {moved(path): score for path, score in state_dict["best_k_models"].items()}
+        super().load_state_dict({**state_dict, **paths, "best_k_models": best, "dirpath": self.dirpath})
+
+
+class LastCheckpoint(RunCheckpoint):
+    """last.ckpt, every so many optimizer steps and at the end of training."""
+
+    def __init__(self, folder: Path, *, every: int) -> None:
+        super().__init__(
+            folder,
+            filename=LAST,
+            every_n_train_steps=every,
+            save_on_train_epoch_end=False,
+            enable_version_counter=False,  # one file, replaced
+        )
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        super().on_train_end(trainer, pl_module)
+        if trainer.global_step % self._every_n_train_steps:
+            assert self.dirpath is not None
+            trainer.save_checkpoint(last_path(Path(self.dirpath)))
+
+
+def last_path(checkpoints: Path) -> Path:
+    return checkpoints / f"{LAST}.ckpt"
+
+
+def newest_intact(checkpoints: Path) -> Path | None:
+    """The checkpoint of the latest step that can be read whole; None where there is none yet."""
+    damaged: list[str] = []
+    steps: list[tuple[int, float, Path]] = []
+    for path in sorted(checkpoints.glob("*.ckpt")):
+        try:
+            steps.append((_step(path), path.stat().st_mtime, path))
+        except (ValueError, OSError) as error:
+            damaged.append(str(error))
+    for step, _, path in sorted(steps, reverse=True):
+        problem = _content_problem(path)
+        if problem is None:
+            for message in damaged:
+                log.warning("passed over a damaged checkpoint: %s", message)
+            log.info("continuing from %s, step %d", path, step)
+            return path
+        damaged.append(problem)
+    if damaged:
+        raise ValueError(
+            f"no checkpoint in {checkpoints} is intact:\n  "
+            + "\n  ".join(damaged)
+            + "\nBring one back from a copy; or move these away, and the run starts from its beginning."
+        )
+    return None
+
+
+def remove_leftovers(checkpoints: Path) -> None:
+    """What saves that were killed left behind; for the one process that may write here."""
+    for path in checkpoints.glob(".*.ckpt.*.tmp"):
+        path.unlink(missing_ok=True)
+
+
+def _step(path: Path) -> int:
+    step = read_pickle(path, lazily=True).get("global_step")
+    if not isinstance(step, int):
+        raise ValueError(f"{path} is not a run's checkpoint: it has no global_step.")
+    return step
+
+
+def _content_problem(path: Path) -> str | None:
+    """Compare every part with its checksum, which torch does not do."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            bad = archive.testzip()
+    except (OSError, zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:
+        return f"{path}: {error}"
+    return None if bad is None else f"{path}: the checksum of {bad} does not hold"
+
+
+def _save_problem(path: Path, error: Exception) -> str:
+    kept = f"The previous {path.name} is as it was." if path.exists() else "Nothing was saved before."
+    try:
+        free = f"{shutil.disk_usage(path.parent).free / 1e9:.2f} GB are free there."
+    except OSError:
+        free = ""
+    return (
+        f"{path} could not be saved: {str(error).splitlines()[0]}. {free} {kept} Make room, then continue "
+        "with --ckpt_path last."
+    )

@@ -1,0 +1,89 @@
+"""Compiled training on a CPU that multiplies bf16: one graph per budget and resolution, made before step 1.
+
+Compiling takes about ten seconds per graph and saves a third of every step, so it is done where a run is long
+enough to gain by it, or where the recipe says so. Elsewhere `compile_student` compiles one graph for all
+budgets and sizes, on first use.
+"""
+
+import logging
+import os
+import shutil
+import time
+from itertools import product
+from typing import TYPE_CHECKING
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.utilities import rank_zero_info
+
+from veca.model import Veca
+from veca.utils.precision import BF16, cpu_multiplies_bf16
+
+if TYPE_CHECKING:
+    from veca.train.distill import Distill
+
+WORTH_IMAGES = 50_000  # below, making the graphs takes longer than they save
+
+log = logging.getLogger(__name__)
+
+
+class CompileModels(Callback):
+    """Compiles what `Distill` trains, and its teacher, as `compile_student` and `compile_teacher` say."""
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        module: Distill = pl_module  # type: ignore[assignment]
+        if module.compile_student and not trains_in_bf16_on_cpu(trainer):
+            module.student.compile_blocks()
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        module: Distill = pl_module  # type: ignore[assignment]
+        if not trains_in_bf16_on_cpu(trainer):
+            return
+        images = int(trainer.estimated_stepping_batches) * trainer.accumulate_grad_batches
+        images *= max(trainer.datamodule.resolutions.batch_sizes.values())  # type: ignore[attr-defined]
+        worth = images >= WORTH_IMAGES and has_cpp_compiler()
+        if module.teacher.compile_teacher is None and worth:
+            module.teacher.compile_fixed()
+        if (module.compile_student is None and worth) or module.compile_student:
+            compile_static(trainer, module)
+
+
+def trains_in_bf16_on_cpu(trainer: Trainer) -> bool:
+    """Whether a run has the products that plain attention, fixed graphs and small passes are for."""
+    on_cpu = trainer.strategy.root_device.type == "cpu"
+    return on_cpu and trainer.precision == BF16 and cpu_multiplies_bf16()
+
+
+def has_cpp_compiler() -> bool:
+    """Whether torch can compile for a CPU here; says so once where it cannot."""
+    wanted = os.environ.get("CXX")
+    found = any(shutil.which(name) for name in ([wanted] if wanted else ["g++", "clang++"]))
+    if not found:
+        log.warning(
+            "no C++ compiler: models run uncompiled, about a third slower. Install g++ to change that."
+        )
+    return found
+
+
+def compile_static(trainer: Trainer, module: "Distill") -> None:
+    """One graph per budget and resolution, made now: steps then all take their own time."""
+    sizes = trainer.datamodule.resolutions.batch_sizes  # type: ignore[attr-defined]
+    student = module.student
+    budgets = module.schedule.drawn
+    # One function serves all blocks; past its limit torch would fall back to running it uncompiled.
+    limit = 1 + 2 * len(budgets) * len(sizes)
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, limit)
+    student.compile_blocks(dynamic=False)
+    start = time.monotonic()
+    rank_zero_info(
+        f"compiling {len(budgets) * len(sizes)} graphs, {len(budgets)} budgets at {len(sizes)} resolutions …"
+    )
+    channels = student.size.in_channels if isinstance(student, Veca) else 3
+    with torch.random.fork_rng(devices=[]), trainer.precision_plugin.train_step_context():
+        for budget, (resolution, count) in product(budgets, sizes.items()):
+            images = torch.zeros(count, channels, resolution, resolution)
+            features = student(images, budget=budget)
+            (features.cls.float().sum() + features.patches.float().sum()).backward()
+    student.zero_grad(set_to_none=True)
+    rank_zero_info(f"compiled in {time.monotonic() - start:.0f} s; the clock starts now.")

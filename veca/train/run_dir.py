@@ -1,0 +1,244 @@
+"""A run's folder: who may write into it, what is logged there, and what is shown while it grows.
+
+RUN/config.yaml      the recipe with every default filled in
+RUN/metrics.csv      one row per value: step, name, value; appended to, never rewritten
+RUN/events.*         the same for TensorBoard
+RUN/environment.json where and with what each start of the run was made (`environment.py`)
+RUN/snapshots/       what the student saw of a few validation images, by step (`snapshots.py`)
+RUN/checkpoints/     last.ckpt and best.ckpt (`saving.py`)
+RUN/.lock            held by the run's main process for as long as it lives
+"""
+
+import csv
+import errno
+import fcntl
+import json
+import logging
+import os
+import socket
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any, TextIO
+
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import Callback, TQDMProgressBar
+from lightning.pytorch.loggers import Logger, TensorBoardLogger
+from lightning.pytorch.utilities import rank_zero_only
+from safetensors.torch import save_file
+
+from veca.train.checkpointing import remove_leftovers
+from veca.types import Batch, Features
+from veca.utils.files import atomic_path, write_text_atomic
+
+LOCK_NAME = ".lock"
+METRICS_NAME = "metrics.csv"
+COLUMNS = ("step", "name", "value")
+SHOWN = {  # metric → its short name on the progress bar
+    "train/loss": "loss",
+    "train/budget": "budget",
+    "train/resolution": "resolution",
+    "train/images_per_second": "images/s",
+    "val/loss": "val_loss",
+}
+
+log = logging.getLogger(__name__)
+
+
+@contextmanager
+def sole_run(folder: Path) -> Iterator[None]:
+    """Claim a run's folder for the block; a second run in it would overwrite checkpoints and metrics.
+
+    The lock is the process's own: it ends with it, however that ends, and loader workers do not inherit it.
+    """
+    file = _open_lock(folder)
+    with file:
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno not in (errno.EACCES, errno.EAGAIN):
+                log.warning("%s has no locks (%s): see that no other run uses it.", folder, error)
+            else:
+                file.seek(0)
+                owner = file.read().strip() or "another run"
+                raise ValueError(
+                    f"trainer.default_root_dir = {folder} is in use by {owner}. "
+                    "Wait for its end, or give this run a folder of its own."
+                ) from None
+        file.truncate(0)
+        file.write(
+            f"process {os.getpid()} on {socket.gethostname()}, since {datetime.now():%Y-%m-%d %H:%M}\n"
+        )
+        file.flush()
+        remove_leftovers(folder / "checkpoints")
+        yield
+
+
+def _open_lock(folder: Path) -> TextIO:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        return (folder / LOCK_NAME).open("a+", encoding="utf-8")
+    except OSError as error:
+        raise OSError(
+            f"trainer.default_root_dir = {folder}: the run cannot write there ({error.strerror}). Give it "
+            "another folder, or the right to write in this one."
+        ) from None
+
+
+class MetricsLog(Logger):
+    """Appends every metric to metrics.csv as (step, name, value).
+
+    A resumed run drops the rows past the step it resumes from, so that no step stands there twice.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.folder = folder
+
+    @property
+    def name(self) -> str:
+        return ""
+
+    @property
+    def version(self) -> str:
+        return ""
+
+    @property
+    def save_dir(self) -> str:
+        return str(self.folder)
+
+    @property
+    def log_dir(self) -> str:
+        return str(self.folder)
+
+    @rank_zero_only
+    def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
+        """The recipe is in config.yaml."""
+
+    @rank_zero_only
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        path = self.folder / METRICS_NAME
+        fresh = not path.exists()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a", newline="", encoding="utf-8") as file:
+            rows = csv.writer(file, lineterminator="\n")
+            if fresh:
+                rows.writerow(COLUMNS)
+            rows.writerows((step, name, value) for name, value in metrics.items() if name != "epoch")
+
+    @rank_zero_only
+    def forget_after(self, step: int) -> None:
+        path = self.folder / METRICS_NAME
+        if path.exists():
+            kept = [row for row in read_metrics(path) if row[0] < step]
+            lines = [",".join(COLUMNS), *(f"{at},{name},{value!r}" for at, name, value in kept)]
+            write_text_atomic(path, "\n".join(lines) + "\n")
+
+
+def read_metrics(path: Path) -> list[tuple[int, str, float]]:
+    """The rows of a metrics.csv; one cut short by a crash is left out, a file without a good one refused."""
+    rows, bad = [], 0
+    with path.open(newline="", encoding="utf-8", errors="replace") as file:
+        for row in csv.reader(line.replace("\0", "") for line in file):
+            try:
+                step, name, value = row
+                rows.append((int(step), name, float(value)))
+            except ValueError:
+                bad += tuple(row) != COLUMNS
+    if bad and not rows:
+        raise ValueError(f"{path} is damaged: not one of its {bad} rows is step,name,value.")
+    return rows
+
+
+class FeatureWriter(Callback):
+    """`veca predict`: one safetensors file per batch, with the keys of its samples in the metadata."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder / "features"
+
+    def on_predict_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Features,
+        batch: Batch,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        name = f"r{batch.images.shape[-1]}-rank{trainer.global_rank}-{batch_idx:06d}.safetensors"
+        tensors = {"cls": outputs.cls, "patches": outputs.patches}
+        with atomic_path(self.folder / name) as path:
+            save_file(
+                {key: tensor.cpu().contiguous() for key, tensor in tensors.items()},
+                path,
+                metadata={"keys": json.dumps(batch.keys), "grid": json.dumps(outputs.grid)},
+            )
+
+
+class ContinueMetrics(Callback):
+    """A resumed run continues its metrics.csv at its step; a new run begins it."""
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        for logger in trainer.loggers:
+            if isinstance(logger, MetricsLog):
+                logger.forget_after(trainer.global_step)
+
+
+class ValidateAfterFirstEpoch(Callback):
+    """Validate after epoch 1 as well as every `check_val_every_n_epoch`: an early sign of life."""
+
+    def __init__(self) -> None:
+        self._every: int | None = None
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._every is None:
+            self._every = trainer.check_val_every_n_epoch
+        trainer.check_val_every_n_epoch = 1 if trainer.current_epoch == 0 else self._every
+
+
+class RunProgress(TQDMProgressBar):
+    """The progress bar: loss, budget, resolution, images/s and the time left to the end of the run.
+
+    Reading a metric waits for the device, so the bar moves when metrics are logged and not in every step.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._start: tuple[float, int] | None = None
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        super().setup(trainer, pl_module, stage)
+        self._refresh_rate = max(1, trainer.log_every_n_steps * trainer.accumulate_grad_batches)  # type: ignore[attr-defined]  # set by the Trainer, not declared
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        super().on_train_start(trainer, pl_module)
+        self._start = (time.monotonic(), trainer.global_step)
+
+    def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
+        logged = trainer.callback_metrics
+        items: dict[str, Any] = {
+            shown: f"{float(logged[name]):.4g}" for name, shown in SHOWN.items() if name in logged
+        }
+        items["left"] = self._time_left(trainer)
+        return items
+
+    def _time_left(self, trainer: Trainer) -> str:
+        done = trainer.global_step - self._start[1] if self._start else 0
+        if self._start is None or not done:
+            return "?"
+        per_step = (time.monotonic() - self._start[0]) / done
+        total = trainer.estimated_stepping_batches
+        return str(timedelta(seconds=round(per_step * max(0, int(total) - trainer.global_step))))
+
+
+def run_loggers(folder: Path, *, wandb_project: str | None = None) -> list[Logger]:
+    """CSV and TensorBoard in the run's folder, and Weights & Biases when a project is named."""
+    loggers: list[Logger] = [MetricsLog(folder), TensorBoardLogger(folder, name="", version="")]
+    if wandb_project is not None:
+        from lightning.pytorch.loggers import WandbLogger
+
+        loggers.append(WandbLogger(project=wandb_project, save_dir=folder, name=folder.name))
+    return loggers

@@ -1,0 +1,97 @@
+"""Validation metrics: losses over the resolution × budget grid, and the constant to beat.
+
+A student that ignores the image can still look good, because teacher features share a large mean. So each
+resolution also reports what the best constant scores: one vector per position, the mean of the very
+targets it is judged on.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+
+from veca.train.losses import NORM_EPS, Losses
+from veca.types import Targets
+
+QUANTITIES = ("loss", "loss_cls", "loss_dense")
+
+
+class GridMean(Metric):
+    """Means of the losses per budget, weighed by sample count, over all ranks."""
+
+    sums: Tensor
+    counts: Tensor
+
+    def __init__(self, budgets: tuple[int, ...], **options: Any) -> None:
+        super().__init__(**options)
+        self.budgets = budgets
+        zeros = torch.zeros(len(budgets), len(QUANTITIES), dtype=torch.float64)
+        self.add_state("sums", zeros, dist_reduce_fx="sum")
+        self.add_state("counts", torch.zeros(len(budgets), 1, dtype=torch.float64), dist_reduce_fx="sum")
+
+    def update(self, budget: int, losses: Losses, samples: int) -> None:
+        row = self.budgets.index(budget)
+        values = torch.stack([getattr(losses, name) for name in QUANTITIES])
+        self.sums[row] += values.detach().to(self.sums.dtype) * samples
+        self.counts[row] += samples
+
+    def compute(self) -> dict[str, Tensor]:
+        """Means by name: `b16/loss_dense`. Empty without samples, as on a rank that had none."""
+        if not bool((self.counts > 0).all()):
+            return {}
+        means = (self.sums / self.counts).float()
+        return {
+            f"b{budget}/{name}": means[row, column]
+            for row, budget in enumerate(self.budgets)
+            for column, name in enumerate(QUANTITIES)
+        }
+
+
+class ConstantBaseline(Metric):
+    """Losses of the constant predictor, from one pass.
+
+    With c the mean target of a position, the cosine loss is 1 − ĉ·mean(t̂) and the squared error is
+    mean(t²) − c², so sums of t, t̂ and t² suffice.
+    """
+
+    count: Tensor
+    cls_sum: Tensor
+    cls_unit: Tensor
+    patch_sum: Tensor
+    patch_unit: Tensor
+    square: Tensor
+
+    def __init__(self, *, width: int, num_patches: int, dense_weight: float, mse_weight: float) -> None:
+        super().__init__()
+        self.dense_weight, self.mse_weight = dense_weight, mse_weight
+        for name in ("cls_sum", "cls_unit"):
+            self.add_state(name, torch.zeros(width), dist_reduce_fx="sum")
+        for name in ("patch_sum", "patch_unit"):
+            self.add_state(name, torch.zeros(num_patches, width), dist_reduce_fx="sum")
+        for name in ("square", "count"):
+            self.add_state(name, torch.zeros(()), dist_reduce_fx="sum")
+
+    def update(self, targets: Targets) -> None:
+        cls, patches = targets.cls.float(), targets.patches.float()
+        self.count += len(cls)
+        self.cls_sum += cls.sum(0)
+        self.cls_unit += _unit(cls).sum(0)
+        self.patch_sum += patches.sum(0)
+        self.patch_unit += _unit(patches).sum(0)
+        self.square += patches.square().mean((1, 2)).sum()
+
+    def compute(self) -> dict[str, Tensor]:
+        if not bool(self.count > 0):
+            return {}
+        loss_cls = 1 - (_unit(self.cls_sum) * self.cls_unit / self.count).sum()
+        cosine = 1 - (_unit(self.patch_sum) * self.patch_unit / self.count).sum(-1).mean()
+        mse = self.square / self.count - (self.patch_sum / self.count).square().mean()
+        loss_dense = cosine + self.mse_weight * mse
+        loss = loss_cls + self.dense_weight * loss_dense
+        return {"constant/loss": loss, "constant/loss_cls": loss_cls, "constant/loss_dense": loss_dense}
+
+
+def _unit(vectors: Tensor) -> Tensor:
+    norm: Tensor = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True)
+    return vectors / norm.clamp_min(NORM_EPS)
