@@ -24,11 +24,15 @@ from veca.data.download import is_url
 from veca.data.loader import WorkerOptions
 from veca.data.sources import Source, check_shards, open_sources
 from veca.teachers import CachedTargets, Teacher
-from veca.train.compiling import WORTH_IMAGES, has_cpp_compiler
-from veca.train.preemption import leave_signals_alone
-from veca.utils.lightning_compat import ignore_warnings
+from veca.utils.lightning_compat import ignore_warnings, leave_signals_alone
 from veca.utils.memory import keep_memory
-from veca.utils.precision import BF16, cpu_multiplies_bf16, resolve_precision
+from veca.utils.precision import (
+    BF16,
+    WORTH_COMPILING,
+    cpu_multiplies_bf16,
+    has_cpp_compiler,
+    resolve_precision,
+)
 from veca_data.cache_views import ViewData, list_shards, pending_shards
 from veca_data.cache_writer import TargetWriter, TeacherPass, write_index, write_projection
 from veca_data.pool import default_workers
@@ -236,7 +240,7 @@ def _predict(
 def _worth_compiling(source: Source, resolutions: Sequence[int], views: int, devices: Devices) -> bool:
     """In bf16 on a CPU, for more views than compiling costs."""
     samples = sum(info.samples for infos in source.index.splits.values() for info in infos)
-    enough = samples * views * len(resolutions) >= WORTH_IMAGES
+    enough = samples * views * len(resolutions) >= WORTH_COMPILING
     return (
         enough
         and _on_cpu(devices)

@@ -11,7 +11,8 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 
-from veca.probes.types import Dataset, Item, ProbeFeatures, Split, Task
+from veca.backbones.types import ProbeFeatures, Task
+from veca.probes.types import Dataset, Item, Split
 
 STEP = 20  # colour of answer i is i * STEP: far enough apart to survive a resize
 LEVELS = 12

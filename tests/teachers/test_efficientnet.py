@@ -78,11 +78,25 @@ def test_targets_when_photographs_then_channels_are_about_standard(
 def test_teacher_when_trained_then_statistics_do_not_move(
     teacher: EfficientNetTeacher, images: Tensor
 ) -> None:
-    before = teacher.fingerprint()
+    before = {name: tensor.clone() for name, tensor in teacher.state_dict().items()}
     torch.nn.Sequential(teacher).train()
     teacher(images)
-    assert teacher.fingerprint() == before
+    assert all(torch.equal(before[name], tensor) for name, tensor in teacher.state_dict().items())
     assert teacher.patch_projection() is None
+
+
+def test_fingerprint_when_threads_round_otherwise_then_stays(teacher: EfficientNetTeacher) -> None:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2 if threads == 1 else 1)
+    try:
+        other = EfficientNetTeacher()
+    finally:
+        torch.set_num_threads(threads)
+    weights = (other.state_dict()["model.head.weight"], teacher.state_dict()["model.head.weight"])
+    torch.testing.assert_close(*weights)
+    with torch.no_grad():
+        weights[0].add_(1e-7)  # as another CPU would have it
+    assert other.fingerprint() == teacher.fingerprint()
 
 
 def test_init_when_built_then_global_random_state_is_untouched(teacher: EfficientNetTeacher) -> None:

@@ -3,10 +3,10 @@
 import pytest
 import torch
 import transformers
-from tests.teacher.models import CLIP_MEAN, CLIP_STD, build, normalise
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from tests.teachers.models import CLIP_MEAN, CLIP_STD, build, normalise
 from veca.backbones.control import TransformersStudent
 from veca.data.views import MEAN, STD
 from veca.teachers.base import Normalisation

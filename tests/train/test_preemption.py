@@ -16,8 +16,9 @@ from lightning.pytorch.callbacks import Callback
 from tests.runs import same
 from tests.training import Diary, make_data, make_model, make_trainer
 from veca.train.checkpointing import LastCheckpoint, SafeCheckpointIO
-from veca.train.preemption import STOPPED, Stopped, StopWhenAsked, leave_signals_alone
+from veca.train.preemption import STOPPED, Stopped, StopWhenAsked
 from veca.train.slurm import requeue
+from veca.utils.lightning_compat import leave_signals_alone
 from veca.utils.signals import STOP, stop_signals
 
 STEPS = 6

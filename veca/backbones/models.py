@@ -34,9 +34,9 @@ from veca.backbones.networks import (
     VecaNetwork,
     network_of,
 )
+from veca.backbones.types import Backbone, ProbeFeatures, Task
 from veca.checkpoint import load_model
 from veca.model import SIZES, Size, Veca
-from veca.probes.types import Backbone, ProbeFeatures, Task
 from veca.teachers.base import Teacher
 from veca.teachers.transformers import load_network
 

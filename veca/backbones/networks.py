@@ -24,10 +24,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from veca.backbones.control import TransformersStudent
+from veca.backbones.types import ProbeFeatures
 from veca.data.resolutions import PATCH_SIZE
 from veca.data.views import normalise
 from veca.model import Veca
-from veca.probes.types import ProbeFeatures
 from veca.teachers.base import Encoding, Normalisation, Teacher, weights_fingerprint
 from veca.teachers.tokens import TokenTeacher, size_options
 

@@ -25,12 +25,12 @@ from veca.optim.settings import Optimization
 from veca.train.checkpointing import LastCheckpoint, RunCheckpoint, SafeCheckpointIO, last_path, newest_intact
 from veca.train.distill import Distill, recipe_problems
 from veca.train.environment import RecordEnvironment
-from veca.train.preemption import StopWhenAsked, leave_signals_alone
+from veca.train.preemption import StopWhenAsked
 from veca.train.recipe import find_problems
 from veca.train.run_dir import ContinueMetrics, FeatureWriter, RunProgress, run_loggers, sole_run
 from veca.train.slurm import cluster_problems, is_main_process, num_devices, port_problems, slurm_environment
 from veca.train.snapshots import NUM_IMAGES, Snapshots
-from veca.utils.lightning_compat import ignore_warnings
+from veca.utils.lightning_compat import ignore_warnings, leave_signals_alone
 from veca.utils.precision import AUTO, recorded_precision, resolve_precision
 from veca.utils.signals import stop_signals
 

@@ -15,8 +15,9 @@ import torch
 from lightning.fabric import Fabric
 from torch import Tensor
 
+from veca.backbones.types import Backbone, ProbeFeatures
 from veca.probes.store import Record, Shard, Store
-from veca.probes.types import Backbone, ProbeFeatures, Split
+from veca.probes.types import Split
 from veca.probes.views import View, Viewer
 from veca.utils.progress import count_images
 

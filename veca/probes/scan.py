@@ -15,8 +15,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from veca.backbones.types import Task
 from veca.data.decode import BadImage, decode_pixels, image_size
-from veca.probes.types import IGNORED, Dataset, Item, Split, Task
+from veca.probes.types import IGNORED, Dataset, Item, Split
 from veca.utils.progress import count_images
 
 MAX_METRES = 500.0  # a median beyond this is no distance in a photograph, but a matter of units

@@ -3,7 +3,7 @@
 import math
 from typing import NamedTuple
 
-from veca.probes.types import ProbedModel, Task
+from veca.backbones.types import ProbedModel, Task
 
 Numbers = list[int] | str | None
 Names = list[str] | str | None

@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from veca.probes.types import Backbone
+from veca.backbones.types import Backbone
 from veca.probes.views import Viewer, Window
 from veca.utils.files import atomic_path, write_text_atomic
 

@@ -15,6 +15,7 @@ from lightning.fabric import Fabric
 from lightning.fabric.strategies.ddp import DDPStrategy
 
 from veca.backbones.models import open_model
+from veca.backbones.types import Backbone, ProbedModel, Task
 from veca.probes.datasets import open_dataset
 from veca.probes.elastic import elastic_picture
 from veca.probes.features import extract
@@ -23,7 +24,7 @@ from veca.probes.results import Cell, Results, markdown, read_results, results_p
 from veca.probes.scan import Scanned, describe, scan_split
 from veca.probes.settings import Grid, Names, Numbers, choose_grid, fitting_grid, split_names
 from veca.probes.store import Cached, Store, fingerprint, open_store
-from veca.probes.types import Backbone, Dataset, ProbedModel, Task
+from veca.probes.types import Dataset
 from veca.probes.views import Viewer
 from veca.utils.files import write_text_atomic
 from veca.utils.lightning_compat import ignore_warnings

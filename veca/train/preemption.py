@@ -11,7 +11,6 @@ from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
-from lightning.pytorch.trainer.connectors.signal_connector import _SignalConnector
 from lightning.pytorch.utilities import rank_zero_only
 
 from veca.train.budgets import any_rank
@@ -80,21 +79,6 @@ class StopWhenAsked(Checkpoint):
             _say("it came before the first step was done: is the job's --time longer than --signal's?")
         # Others than rank 0 end well: a launcher kills rank 0 when one of its children fails.
         raise Stopped(STOPPED if trainer.is_global_zero else 0)
-
-
-def leave_signals_alone(trainer: Trainer) -> None:
-    """Take Lightning's signal handlers out of a Trainer, and its share of each step.
-
-    Its SIGTERM handler talks to other ranks; and to find out whether it ran, every micro-batch begins with a
-    broadcast whose result is read from the device.
-    """
-    trainer._signal_connector = _NoHandlers(trainer)
-    trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
-
-
-class _NoHandlers(_SignalConnector):
-    def register_signal_handlers(self) -> None:
-        pass
 
 
 def _validates_now(trainer: Trainer) -> bool:

@@ -1,9 +1,13 @@
-"""What Lightning says and a user need not hear."""
+"""Where Lightning has to be told: what a user need not hear, and signals that are ours to handle."""
 
 import logging
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from lightning.pytorch import Trainer
 
 MESSAGES = (  # of warnings
     r"Checkpoint directory .* exists and is not empty",  # a resumed run writes where it wrote
@@ -33,3 +37,19 @@ def quiet_lightning() -> Iterator[None]:
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
+
+
+def leave_signals_alone(trainer: "Trainer") -> None:
+    """Take Lightning's signal handlers out of a Trainer, and its share of each step.
+
+    Its SIGTERM handler talks to other ranks; and to find out whether it ran, every micro-batch begins with a
+    broadcast whose result is read from the device.
+    """
+    from lightning.pytorch.trainer.connectors.signal_connector import _SignalConnector  # seconds to import
+
+    class NoHandlers(_SignalConnector):
+        def register_signal_handlers(self) -> None:
+            pass
+
+    trainer._signal_connector = NoHandlers(trainer)
+    trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]

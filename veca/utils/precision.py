@@ -5,6 +5,9 @@ A CPU without either runs bf16 fifty times slower than float32, so the decision 
 before a run starts; the run's config.yaml then says what it came to.
 """
 
+import logging
+import os
+import shutil
 from pathlib import Path
 
 import torch
@@ -12,6 +15,9 @@ import yaml
 
 AUTO = "auto"
 FLOAT32, BF16 = "32-true", "bf16-mixed"
+WORTH_COMPILING = 50_000  # images: below, making the graphs takes longer than they save
+
+log = logging.getLogger(__name__)
 
 
 def resolve_precision(precision: str, *, accelerator: str = AUTO) -> str:
@@ -37,3 +43,14 @@ def recorded_precision(config: Path) -> str | None:
     except (OSError, KeyError, TypeError, yaml.YAMLError):
         return None
     return None if recorded in (None, AUTO) else str(recorded)
+
+
+def has_cpp_compiler() -> bool:
+    """Whether torch can compile for a CPU here; says so once where it cannot."""
+    wanted = os.environ.get("CXX")
+    found = any(shutil.which(name) for name in ([wanted] if wanted else ["g++", "clang++"]))
+    if not found:
+        log.warning(
+            "no C++ compiler: models run uncompiled, about a third slower. Install g++ to change that."
+        )
+    return found

@@ -7,8 +7,9 @@ import pytest
 from PIL import Image
 
 from tests.probes.datasets.trees import SIZE, write_image, write_json, write_map, write_text
+from veca.backbones.types import Task
 from veca.probes.datasets import open_dataset
-from veca.probes.types import IGNORED, Task
+from veca.probes.types import IGNORED
 from veca_data.sample import make_sample
 from veca_data.scenes import CLASSES
 

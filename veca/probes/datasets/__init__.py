@@ -13,6 +13,7 @@ classification.py dense.py           the entries
 
 from pathlib import Path
 
+from veca.backbones.types import Task
 from veca.probes.datasets.classification import CLASSIFICATION
 from veca.probes.datasets.dense import DENSE
 from veca.probes.datasets.entries import Entry
@@ -21,7 +22,7 @@ from veca.probes.datasets.folders import ClassFolders
 from veca.probes.datasets.pairs import TARGET_FOLDERS, open_pairs
 from veca.probes.datasets.shards import has_shards, open_shards
 from veca.probes.datasets.splits import Contents
-from veca.probes.types import Dataset, Task
+from veca.probes.types import Dataset
 
 ENTRIES = {entry.name: entry for entry in (*CLASSIFICATION, *DENSE)}
 _LABELS: tuple[Task, ...] = ("classify", "multilabel")

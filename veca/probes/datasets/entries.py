@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from veca.backbones.types import Task
 from veca.probes.datasets.finding import first
 from veca.probes.datasets.splits import Contents
-from veca.probes.types import Task
 
 
 class Form(NamedTuple):

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from veca.backbones.types import Task
 from veca.probes.datasets.finding import (
     HELD_OUT,
     IMAGE_SUFFIXES,
@@ -31,7 +32,7 @@ from veca.probes.datasets.finding import (
     say_ignored,
 )
 from veca.probes.datasets.splits import UNKNOWN, Contents, Depths, Files, ListedSplit, Masks, Targets
-from veca.probes.types import IGNORED, Task
+from veca.probes.types import IGNORED
 
 MILLIMETRE = 0.001
 TARGET_FOLDERS: dict[Task, tuple[str, ...]] = {

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from tests.teacher.models import CLIP_MEAN, CLIP_STD, build, normalise, save
 from torch import Tensor
 from torch.nn import functional as F
 
+from tests.teachers.models import CLIP_MEAN, CLIP_STD, build, normalise, save
 from veca import Veca
 from veca.backbones.models import PEERS, ProbedModel, open_model, random_model
 from veca.backbones.networks import MapNetwork, PixelsNetwork, RadioNetwork, TokenNetwork

@@ -8,9 +8,9 @@ import torch
 import transformers
 from huggingface_hub import constants
 from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
-from tests.teacher.models import CLIP_MEAN, CLIP_STD, SMALL, build, normalise, save
 from torch import Tensor
 
+from tests.teachers.models import CLIP_MEAN, CLIP_STD, SMALL, build, normalise, save
 from veca.teachers import OfflineTeacher, TransformersTeacher
 from veca.teachers import transformers as hub
 from veca.teachers.base import IMAGENET
