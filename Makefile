@@ -9,10 +9,9 @@ DEMO_COUNT ?= 700
 DEMO_FIT ?=
 DEMO_TEACHER := --teacher veca.teachers.EfficientNetTeacher
 DEMO_PROBE := --model demo/run/multires/checkpoints/last.ckpt --budgets 8,32,64 --resolutions 64
-PHOTOS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slurm lint format shards bench bench-check torture mini
+.PHONY: help setup demo test test-slurm lint format shards bench bench-check torture
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -64,6 +63,3 @@ bench-check: $(READY) ## the same, failing where a ratio lost 15 % against docs/
 
 torture: $(READY) ## the long fault campaign: every case of the tests marked torture
 	$(BIN)/python -m pytest -m torture
-
-mini: $(READY) ## the paper's claims in miniature: three students, two seeds, one table (PHOTOS=folder)
-	$(BIN)/veca mini --out mini $(if $(PHOTOS),--photos "$(PHOTOS)")

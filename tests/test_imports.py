@@ -13,7 +13,6 @@ LEVELS = [
     {"probes", "features", "export", "interop", "page"},
     {"figures", "bench"},
     {"report"},
-    {"mini"},
     {"cli"},
 ]
 LEVEL = {room: number for number, rooms in enumerate(LEVELS) for room in rooms}

@@ -54,7 +54,6 @@ VERBS = {
         "redundancy, stability, semantics and isotropy of cores",
     ),
     "report": ("veca.report", "report", "one HTML file about a run"),
-    "mini": ("veca.mini", "mini", "the paper's claims in miniature: three students, two seeds, one table"),
     "bench plan": (
         "veca.bench.plan",
         "plan",
@@ -72,7 +71,7 @@ VERBS = {
     "bench probe": ("veca.bench.probe", "run", "thirteen learning rates at once, against one by one"),
     "bench shards": ("veca.bench.shards", "run", "speed of making shards"),
 }
-NAMED = ("probe", "features", "export", "page", "figures", "mini")  # --model and --data read better named
+NAMED = ("probe", "features", "export", "page", "figures")  # --model and --data read better named
 TRACEBACK = "VECA_TRACEBACK"
 
 
