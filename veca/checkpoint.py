@@ -49,19 +49,19 @@ def load_model(source: str | os.PathLike[str]) -> Veca:
     )
 
 
-def convert(checkpoint: Path, out_dir: Path) -> None:
+def convert(checkpoint: Path, out: Path) -> None:
     """Convert a checkpoint to a folder with model.safetensors, config.json and a model card.
 
     Args:
         checkpoint: the authors' .pt file, or a run's .ckpt; it is read without executing anything in it.
-        out_dir: folder to write; `veca.load_model` and transformers read it.
+        out: folder to write; `veca.load_model` and transformers read it.
     """
     if not checkpoint.is_file():
         raise FileNotFoundError(f"no checkpoint at {checkpoint}.")
     model = load_model(checkpoint)
-    model.save_pretrained(out_dir)
+    model.save_pretrained(out)
     count = sum(parameter.numel() for parameter in model.parameters())
-    print(f"{out_dir}: {count:,} parameters, budgets {', '.join(map(str, model.budgets))}")
+    print(f"{out}: {count:,} parameters, budgets {', '.join(map(str, model.budgets))}")
 
 
 def read_pickle(path: Path, *, lazily: bool = False) -> dict[str, Any]:

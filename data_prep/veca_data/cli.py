@@ -18,6 +18,10 @@ SOURCE is one of
   an archive (.zip, .tar, .tar.gz, .tar.bz2, .tar.xz), or a folder of archives
   a text file (.txt, .lst) with one path per line, relative to that file"""
 
+_SAMPLE_HELP = "Make a folder of small generated images, to try everything else with."
+_MERGE_HELP = "Write the index of shards that several machines made with --part."
+_ESTIMATE_HELP = f"Tell bytes and hours before anything is written.\n\n{_SOURCES}"
+
 _SHARDS_HELP = f"""\
 Turn images into shards: tars of samples, index.json, and rejects.jsonl with what could not be used.
 
@@ -28,7 +32,7 @@ not depend on interruptions or on the number of workers. Compressed tars need ro
 worker beside the shards while they are read."""
 
 _SHARDS_EXAMPLES = """\
-examples:
+more examples:
   veca-data shards photos --out shards                       keep files byte for byte
   veca-data shards objects365 --out shards --max-short-side 864 --quality 92
   veca-data shards objects365 --out shards --part 3/16       on the fourth of 16 machines, then
@@ -45,8 +49,9 @@ room: `veca-data estimate` tells how much.
 
 Stop it at any time: the same command keeps the finished shards and makes the rest, with the same bytes."""
 
+_CACHE_EXAMPLE = "shards --config recipes/pretrain_small.yaml"
 _CACHE_EXAMPLES = """\
-examples:
+more examples:
   veca-data cache shards --config recipes/pretrain_base.yaml --views 4
   veca-data cache shards --teacher veca.teachers.EfficientNetTeacher --resolutions 128 --dtype int8
   veca-data cache shards --config recipes/pretrain_base.yaml \\
@@ -58,52 +63,56 @@ class _Parser(argparse.ArgumentParser):
     """Errors in one line, always under the command's own name."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"veca-data: error: {message} (see {self.prog} --help)\n")
+        self.exit(2, f"{_command(self.prog)}: error: {message} (see {self.prog} --help)\n")
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Run one verb; mistakes of the user are one line on stderr."""
-    values = vars(_parser().parse_args(arguments))
+def main(arguments: Sequence[str] | None = None, *, prog: str = "veca-data") -> None:
+    """Run one verb; mistakes of the user are one line on stderr. `prog` is how the command was typed."""
+    values = vars(_parser(prog).parse_args(arguments))
     run = values.pop("run")
     try:
         status = run(**values)  # an option has the name of the argument it sets
     except (ValueError, OSError) as error:
-        _fail(2, error)
+        _fail(prog, 2, error)
     except RuntimeError as error:
-        _fail(1, error)
+        _fail(prog, 1, error)
     except KeyboardInterrupt:
-        _fail(130, "interrupted; the same command continues where it stopped")
+        _fail(prog, 130, "interrupted; the same command continues where it stopped")
     sys.exit(status)
 
 
-def _fail(status: int, error: object) -> NoReturn:
-    print(f"veca-data: error: {error}", file=sys.stderr)
+def _fail(prog: str, status: int, error: object) -> NoReturn:
+    print(f"{prog}: error: {error}", file=sys.stderr)
     sys.exit(status)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
-        prog="veca-data", description="The data stage: from images to shards that training reads."
-    )
+def _command(prog: str) -> str:
+    """How the data stage was called: `veca data shards` → `veca data`."""
+    return " ".join(prog.split()[: 1 if prog.startswith("veca-data") else 2])
+
+
+def _parser(prog: str) -> argparse.ArgumentParser:
+    parser = _Parser(prog=prog, description="The data stage: from images to shards that training reads.")
     verbs = parser.add_subparsers(required=True, metavar="VERB", parser_class=_Parser)
-    _add_sample(
-        _verb(verbs, "sample", "Make a folder of small generated images, to try everything else with.")
+    _add_sample(_verb(verbs, "sample", _SAMPLE_HELP, "--out sample --count 500"))
+    _add_scan(_verb(verbs, "scan", f"Read a source and report what is in it.\n\n{_SOURCES}", "photos"))
+    _add_shards(_verb(verbs, "shards", _SHARDS_HELP, "photos --out shards", _SHARDS_EXAMPLES))
+    _add_merge(_verb(verbs, "merge", _MERGE_HELP, "shards"))
+    _add_check(_verb(verbs, "check", "Compare index.json with the tars, and name every problem.", "shards"))
+    _add_estimate(_verb(verbs, "estimate", _ESTIMATE_HELP, "photos --max-short-side 864"))
+    _add_cache(
+        _verb(verbs, "cache", _CACHE_HELP, "shards --config recipes/pretrain_small.yaml", _CACHE_EXAMPLES)
     )
-    _add_scan(_verb(verbs, "scan", f"Read a source and report what is in it.\n\n{_SOURCES}"))
-    _add_shards(_verb(verbs, "shards", _SHARDS_HELP, _SHARDS_EXAMPLES))
-    _add_merge(_verb(verbs, "merge", "Write the index of shards that several machines made with --part."))
-    _add_check(_verb(verbs, "check", "Compare index.json with the tars, and name every problem."))
-    _add_cache(_verb(verbs, "cache", _CACHE_HELP, _CACHE_EXAMPLES))
-    _add_estimate(_verb(verbs, "estimate", f"Tell bytes and hours before anything is written.\n\n{_SOURCES}"))
     return parser
 
 
 def _verb(
-    verbs: "argparse._SubParsersAction[_Parser]", name: str, text: str, examples: str = ""
+    verbs: "argparse._SubParsersAction[_Parser]", name: str, text: str, example: str, more: str = ""
 ) -> argparse.ArgumentParser:
     raw = argparse.RawDescriptionHelpFormatter
+    described = f"example: veca data {name} {example}\n\n{text}"
     return verbs.add_parser(
-        name, help=text.splitlines()[0], description=text, epilog=examples, formatter_class=raw
+        name, help=text.splitlines()[0], description=described, epilog=more, formatter_class=raw
     )
 
 

@@ -1,31 +1,150 @@
-"""Command lines as people type them → what `auto_cli` reads.
+"""Command lines as people type them → the arguments of one function.
 
-`--model M --dense a.jpg b.jpg` becomes `--model M --dense true --images '["a.jpg", "b.jpg"]'`: a switch needs
-no value, and bare words go to the one parameter that takes a list of them.
+`veca features a.jpg b.jpg --model M --dense` becomes `features(images=["a.jpg", "b.jpg"], model="M",
+dense=True)`: what is read is bare, every option has a name, switches are bare too (`--no-dense` turns one
+off), lists use commas, and `--some-option` may also be written `--some_option`.
 """
 
-import inspect
 import json
+import types
+import typing
+from argparse import SUPPRESS, Action
 from collections.abc import Callable, Sequence
+from difflib import get_close_matches
+from typing import Any, ClassVar
+
+from jsonargparse import ArgumentParser, DefaultHelpFormatter, Namespace
 
 _SWITCH_VALUES = ("true", "false")
 
 
-def spell_out(function: Callable[..., object], args: Sequence[str]) -> list[str]:
-    """The same arguments with every switch's value and every list in full."""
-    kinds = {f"--{name}": item.annotation for name, item in inspect.signature(function).parameters.items()}
-    spelled: list[str] = []
-    bare: list[str] = []
-    words = list(args)
-    while words:
-        word = words.pop(0)
-        if not word.startswith("-"):
-            bare.append(word)
-            continue
-        spelled.append(word)
-        if kinds.get(word) is bool and (not words or words[0] not in _SWITCH_VALUES):
-            spelled.append("true")
-        elif words and "=" not in word and (word in kinds or not words[0].startswith("-")):
-            spelled.append(words.pop(0))  # also of an option that the function only passes on
-    many = [name for name, kind in kinds.items() if kind == list[str]]
-    return [*spelled, many[0], json.dumps(bare)] if bare and many else [*spelled, *bare]
+class _AsTyped(DefaultHelpFormatter):
+    """Options with dashes, bare words without, and nothing about types."""
+
+    inputs: ClassVar[Sequence[str]] = ()
+
+    def _format_action_invocation(self, action: Action) -> str:
+        if action.dest in self.inputs:
+            return action.dest.upper()
+        flag = action.option_strings[-1].rstrip("+").replace("_", "-")
+        switch = action.dest == "help" or _kinds(action) == [bool]
+        return f"{flag} {action.dest.upper()}" if not switch else flag
+
+    def _get_help_string(self, action: Action) -> str:
+        text = action.help or ""
+        if getattr(action, "_required", action.required):
+            return f"{text} (required)"
+        shown = (
+            "(default: " not in text
+            and action.default not in (None, SUPPRESS, False, [])
+            and action.dest != "help"
+        )
+        return f"{text} (default: {action.default})" if shown else text
+
+
+class VerbParser:
+    """The command line of one function.
+
+    Args:
+        function: What the verb runs; its signature and docstring are the schema and the help.
+        name: The verb as typed, e.g. `veca probe knn`.
+        example: A command that works, shown first in the help.
+        inputs: The parameters that bare words give, in order; the last takes all that are left if it is
+            a list.
+    """
+
+    def __init__(
+        self, function: Callable[..., object], *, name: str, example: str, inputs: Sequence[str] = ()
+    ) -> None:
+        self.name, self.inputs = name, list(inputs)
+        form = type("_Form", (_AsTyped,), {"inputs": self.inputs})
+        self._parser = ArgumentParser(prog=name, exit_on_error=False, formatter_class=form)
+        self._parser.add_function_arguments(function, as_positional=False)
+        self._actions = {action.dest: action for action in self._parser._actions if action.dest != "help"}
+        words = "".join(f" {self._bare(field)}" for field in self.inputs)
+        self._parser.usage = f"{name}{words} [--option value …]\n\nexample: {example}"
+
+    def help(self) -> str:
+        """The options, each as it is typed."""
+        return self._parser.format_help()
+
+    def parse(self, words: Sequence[str]) -> dict[str, Any]:
+        """The arguments of the function; ValueError says what to type instead."""
+        values: Namespace = self._parser.parse_args(self._spell_out(words))
+        return dict(self._parser.instantiate_classes(values).items())
+
+    def _spell_out(self, words: Sequence[str]) -> list[str]:
+        """The same words as jsonargparse reads them: every value in full, behind a name."""
+        spelled: list[str] = []
+        bare: list[str] = []
+        left = list(words)
+        while left:
+            word = left.pop(0)
+            if not word.startswith("--") or word == "--":
+                bare.append(word)
+                continue
+            flag, equals, value = word.partition("=")
+            field = flag[2:].replace("-", "_")
+            if field.startswith("no_") and self._is_switch(field[3:]):
+                spelled.append(f"--{field[3:]}=false")
+                continue
+            if field not in self._actions:
+                raise ValueError(self._unknown(flag))
+            if not equals and self._is_switch(field):
+                value = left.pop(0) if left and left[0] in _SWITCH_VALUES else "true"
+            elif not equals:
+                if not left:
+                    raise ValueError(f"{flag} needs a value (see {self.name} --help).")
+                value = left.pop(0)
+            spelled.append(f"--{field}={self._listed(field, value)}")
+        return spelled + self._place(bare)
+
+    def _place(self, bare: list[str]) -> list[str]:
+        placed = []
+        for field in self.inputs:
+            if not bare:
+                break
+            if field == self.inputs[-1] and self._takes_list(field):
+                placed.append(f"--{field}={json.dumps(bare)}")
+                bare = []
+            else:
+                placed.append(f"--{field}={bare.pop(0)}")
+        if bare:
+            takes = " ".join(self._bare(field) for field in self.inputs) or "no bare words"
+            raise ValueError(
+                f"{self.name} takes {takes}; {' '.join(bare)!r} is too much. Options start with --."
+            )
+        return placed
+
+    def _listed(self, field: str, value: str) -> str:
+        """A comma list as the JSON that a list is read from; where text is welcome too, it stays text."""
+        kinds = _kinds(self._actions[field])
+        if value.startswith("[") or str in kinds or not self._takes_list(field):
+            return value
+        items = [item.strip() for item in value.split(",")]
+        of_text = any(str in typing.get_args(kind) for kind in kinds)
+        return json.dumps(items) if of_text else f"[{','.join(items)}]"
+
+    def _takes_list(self, field: str) -> bool:
+        origins = map(typing.get_origin, _kinds(self._actions[field]))
+        return any(isinstance(origin, type) and issubclass(origin, Sequence) for origin in origins)
+
+    def _is_switch(self, field: str) -> bool:
+        return field in self._actions and _kinds(self._actions[field]) == [bool]
+
+    def _bare(self, field: str) -> str:
+        return field.upper() + (" …" if self._takes_list(field) else "")
+
+    def _unknown(self, flag: str) -> str:
+        known = [f"--{field.replace('_', '-')}" for field in self._actions]
+        close = get_close_matches(flag.replace("_", "-"), known, n=1)
+        return f"{self.name} has no option {flag}. " + (
+            f"Did you mean {close[0]}?" if close else f"It has {', '.join(known)}."
+        )
+
+
+def _kinds(action: Action) -> list[Any]:
+    """The types that an option takes."""
+    hint = getattr(action, "_typehint", None)
+    is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
+    return [*typing.get_args(hint)] if is_union else [hint]

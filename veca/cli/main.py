@@ -1,113 +1,251 @@
-"""The verbs of the `veca` command. Each is one line here; the work is in the module it names."""
+"""The verbs of the `veca` command. Each is one row here; the work is in the module it names."""
 
 import os
 import sys
 from contextlib import nullcontext
+from difflib import get_close_matches
 from importlib import import_module
+from importlib.metadata import version
+from typing import NamedTuple
 
-from jsonargparse import auto_cli
+from jsonargparse import ArgumentError
 
-from veca.cli.args import spell_out
+from veca.cli.args import VerbParser
 from veca.utils.memory import keep_memory
 from veca.utils.signals import stop_signals
 
-# verb: (module, function, what it does). Imported on use, so that --help answers at once.
+
+class Verb(NamedTuple):
+    """What a verb runs (`module:function`), and what its help says."""
+
+    target: str
+    summary: str
+    example: str  # what is typed behind `veca VERB`
+    inputs: tuple[str, ...] = ()  # parameters that bare words give, in order
+
+
+_RUN = "--config runs/a/config.yaml --ckpt_path best"
+_RECIPE = "recipes/pretrain_base.yaml"
+PROBE = "data/photos --model my-model"
+FIGURE = "photo.jpg --model my-model --out"
+
+# In the order in which a user meets them. Imported on use, so that --help answers at once.
 VERBS = {
-    "fit": ("veca.cli.fit", "main", "train: --config recipes/NAME.yaml [--key value]"),
-    "validate": ("veca.cli.fit", "main", "losses over the resolution × budget grid, on the val shards"),
-    "test": ("veca.cli.fit", "main", "the same on the test shards"),
-    "predict": ("veca.cli.fit", "main", "write features of the val shards into the run's folder"),
-    "probe knn": ("veca.probes.knn", "knn", "what frozen features are worth: nearest neighbours"),
-    "probe linear": (
-        "veca.probes.linear",
-        "linear",
-        "… a linear classifier, its learning rate chosen",
+    "data": Verb("veca_data.cli:main", "images → shards → cached targets", "shards photos --out shards"),
+    "plan": Verb(
+        "veca.bench.plan:plan",
+        "GPU hours, memory and storage of a recipe",
+        "recipes/pretrain_base.yaml",
+        ("recipe",),
     ),
-    "probe segment": ("veca.probes.segment", "segment", "… a linear segmentation head"),
-    "probe depth": ("veca.probes.depth", "depth", "… a linear depth head"),
-    "features": ("veca.features.command", "features", "global and dense features of images or shards"),
-    "export": ("veca.export.command", "export", "one budget as ONNX or torch.export, read back and compared"),
-    "convert": ("veca.checkpoint", "convert", "a run's .ckpt or the authors' .pt → a model's folder"),
-    "page": ("veca.page.command", "page", "a local web page where one moves the budget"),
-    "figures contributions": (
-        "veca.figures.pictures",
-        "contributions",
+    "fit": Verb("veca.cli.fit:main", "train: one recipe, one run", "--config recipes/cpu_tiny.yaml"),
+    "validate": Verb(
+        "veca.cli.fit:main",
+        "losses over resolutions × budgets, on the val shards",
+        _RUN,
+    ),
+    "test": Verb("veca.cli.fit:main", "the same on the test shards", _RUN),
+    "predict": Verb(
+        "veca.cli.fit:main",
+        "features of the val shards, into the run's folder",
+        _RUN,
+    ),
+    "report": Verb("veca.report:report", "one HTML file about a run", "runs/a", ("run_dir",)),
+    "convert": Verb(
+        "veca.checkpoint:convert",
+        "a run's .ckpt or the authors' .pt → a model's folder",
+        "runs/a/checkpoints/best.ckpt --out my-model",
+        ("checkpoint", "out"),
+    ),
+    "features": Verb(
+        "veca.features.command:features",
+        "global and dense features of images or shards",
+        "photos --model my-model --out features",
+        ("images",),
+    ),
+    "export": Verb(
+        "veca.export.command:export",
+        "one budget as ONNX or torch.export, read back and compared",
+        "--model my-model --budget 32 --out small-32.onnx",
+    ),
+    "page": Verb("veca.page.command:page", "a local web page where one moves the budget", "--model my-model"),
+    "probe knn": Verb("veca.probes.knn:knn", "nearest neighbours", PROBE, ("data",)),
+    "probe linear": Verb("veca.probes.linear:linear", "a linear classifier", PROBE, ("data",)),
+    "probe segment": Verb("veca.probes.segment:segment", "a linear segmentation head", PROBE, ("data",)),
+    "probe depth": Verb("veca.probes.depth:depth", "a linear depth head", PROBE, ("data",)),
+    "figures contributions": Verb(
+        "veca.figures.pictures:contributions",
         "which cores each patch feeds, as colour: layers × budgets",
+        f"{FIGURE} contributions.png",
+        ("image",),
     ),
-    "figures cores": ("veca.figures.pictures", "cores", "similarity of chosen cores to all patches"),
-    "figures similarity": (
-        "veca.figures.pictures",
-        "similarity",
+    "figures cores": Verb(
+        "veca.figures.pictures:cores", "similarity of cores to all patches", f"{FIGURE} cores.png", ("image",)
+    ),
+    "figures similarity": Verb(
+        "veca.figures.pictures:similarity",
         "similarity of all patches to chosen points",
+        f"{FIGURE} similarity.png",
+        ("image",),
     ),
-    "figures dense": ("veca.figures.pictures", "dense", "dense features and CLS maps over resolutions"),
-    "figures paths": ("veca.figures.pictures", "paths", "where each core sits at every layer"),
-    "figures elastic": (
-        "veca.figures.elastic",
-        "elastic",
-        "a probe against the budget, with the paper's curves",
+    "figures dense": Verb(
+        "veca.figures.pictures:dense", "dense features over resolutions", f"{FIGURE} dense.png", ("image",)
     ),
-    "figures cost": ("veca.figures.cost", "cost", "FLOPs and latency against resolution and batch size"),
-    "figures analysis": (
-        "veca.figures.analysis",
-        "analysis",
+    "figures paths": Verb(
+        "veca.figures.pictures:paths",
+        "where each core sits, layer by layer",
+        f"{FIGURE} p.png",
+        ("image",),
+    ),
+    "figures elastic": Verb(
+        "veca.figures.elastic:elastic",
+        "a probe against the budget",
+        "knn.json --out knn.svg",
+        ("results",),
+    ),
+    "figures cost": Verb("veca.figures.cost:cost", "FLOPs and latency against resolution", "--out cost.svg"),
+    "figures analysis": Verb(
+        "veca.figures.analysis:analysis",
         "redundancy, stability, semantics and isotropy of cores",
+        "photos --model my-model --out analysis",
+        ("images",),
     ),
-    "report": ("veca.report", "report", "one HTML file about a run"),
-    "bench plan": (
-        "veca.bench.plan",
-        "plan",
-        "GPU hours, memory and storage of a recipe, with the arithmetic",
-    ),
-    "bench all": ("veca.bench.table", "run_all", "every benchmark, as one table and one JSON"),
-    "bench check": ("veca.bench.table", "check", "the same, compared with docs/bench.json"),
-    "bench attention": ("veca.bench.attention", "attention", "one layer's attention path beside DINOv3's"),
-    "bench model": ("veca.bench.model", "model", "the whole small model beside its peers"),
-    "bench scale": ("veca.bench.scale", "scale", "images/s of two ranks beside one"),
-    "bench loop": ("veca.bench.loop", "run", "what Lightning's loop costs over a bare one"),
-    "bench loader": ("veca.bench.loader", "run", "images/s of the loader, and the cost of skipping"),
-    "bench pixels": ("veca.bench.pixels", "run", "images/s of decoding and augmenting"),
-    "bench cache": ("veca.bench.cache", "run", "training from cached targets beside a live teacher"),
-    "bench probe": ("veca.bench.probe", "run", "thirteen learning rates at once, against one by one"),
-    "bench shards": ("veca.bench.shards", "run", "speed of making shards"),
+    "bench all": Verb("veca.bench.table:run_all", "every benchmark, as one table and one JSON", ""),
+    "bench check": Verb("veca.bench.table:check", "the same, compared with docs/bench.json", ""),
+    "bench attention": Verb("veca.bench.attention:attention", "one layer's attention beside DINOv3's", ""),
+    "bench model": Verb("veca.bench.model:model", "the whole small model beside its peers", ""),
+    "bench scale": Verb("veca.bench.scale:scale", "images/s of two ranks beside one", ""),
+    "bench loop": Verb("veca.bench.loop:run", "what Lightning's loop costs over a bare one", ""),
+    "bench loader": Verb("veca.bench.loader:run", "images/s of the loader", ""),
+    "bench pixels": Verb("veca.bench.pixels:run", "images/s of decoding and augmenting", "", ("photos",)),
+    "bench cache": Verb("veca.bench.cache:run", "cached targets beside a live teacher", ""),
+    "bench probe": Verb("veca.bench.probe:run", "thirteen learning rates at once, against one by one", ""),
+    "bench shards": Verb("veca.bench.shards:run", "speed of making shards", "", ("folder",)),
 }
-NAMED = ("probe", "features", "export", "page", "figures")  # --model and --data read better named
+GROUPS = {
+    "probe": "what frozen features are worth",
+    "figures": "pictures of what a model sees, and numbers about its cores",
+    "bench": "how fast, as ratios taken in one run",
+}
+FORMER = {("bench", "plan"): ["plan"]}  # old spellings, until version 0.3
+RUNS = ("fit", "validate", "test", "predict")
 TRACEBACK = "VECA_TRACEBACK"
+RUN_HELP = """\
+usage: veca {verb} --config RECIPE [--key value …]
+
+example: veca {verb} {example}
+
+RECIPE is a YAML file. Every key of it can be overridden here, with dots between its parts; several --config
+are read in order, the later one's keys over the earlier one's. The run's config.yaml says what it came to.
+
+  --ckpt_path last                      go on from the run's newest intact checkpoint (also best, or a file)
+  --trainer.default_root_dir runs/a     the run's folder
+  --trainer.max_steps 1000              optimizer steps
+  --trainer.devices 2                   devices on this machine; auto takes all GPUs
+  --trainer.precision auto              bf16 where the machine multiplies it fast, else float32
+  --model.size small                    tiny, small, small_plus, base, large
+  --model.optimization.lr 4e-4          learning rate after warmup
+  --model.init_from my-model            start from these weights
+  --data.sources data/images            shards to read
+  --data.resolutions.batch_size 32      images per device and pass
+  --checkpoint_every 1000               optimizer steps between two last.ckpt
+  --wandb_project NAME                  also log to Weights & Biases
+
+veca {verb} --help-keys lists all keys with their meaning (some seconds, some hundred lines)."""
 
 
 def main(argv: list[str] | None = None) -> None:
     """Run one verb; a user's mistake ends with its message and status 2, not a traceback."""
-    args = sys.argv[1:] if argv is None else argv
+    args = list(sys.argv[1:] if argv is None else argv)
     if not args or args[0] in ("-h", "--help"):
         print(_usage())
+    elif args[0] == "--version":
+        print(f"veca {version('veca')}")
+    else:
+        _run(args, ends_process=argv is None)
+
+
+def _run(args: list[str], *, ends_process: bool) -> None:
+    args = [*FORMER.get(tuple(args[:2]), args[:2]), *args[2:]]
+    words = 2 if args[0] in GROUPS else 1
+    name, rest = " ".join(args[:words]), args[words:]
+    if args[0] in GROUPS and (len(args) == 1 or args[1] in ("-h", "--help")):
+        print(_group_usage(args[0]))
         return
-    words = 2 if " ".join(args[:2]) in VERBS else 1
-    verb, rest = " ".join(args[:words]), args[words:]
-    if verb not in VERBS:
-        raise SystemExit(f"veca: error: no verb {verb!r}.\n\n{_usage()}")
-    module, name, _ = VERBS[verb]
-    catching = stop_signals.caught(ends_process=argv is None) if verb == "fit" else nullcontext()
+    if name not in VERBS:
+        raise SystemExit(_unknown(name))
+    asks_help = any(word in ("-h", "--help") for word in rest)
+    if name in RUNS and asks_help:
+        print(RUN_HELP.format(verb=name, example=VERBS[name].example))
+        return
+    catching = stop_signals.caught(ends_process=ends_process) if name == "fit" else nullcontext()
     keep_memory()
     try:
         with catching:
-            function = getattr(import_module(module), name)
-            if module == "veca.cli.fit":
-                function(argv)
-            else:
-                positional = verb.split()[0] not in NAMED
-                spelled = rest if positional else spell_out(function, rest)
-                auto_cli(function, args=spelled, prog=f"veca {verb}", as_positional=positional)
-    except (ValueError, OSError, FloatingPointError) as error:
+            _call(name, rest, asks_help=asks_help, ends_process=ends_process)
+    except (ValueError, OSError, FloatingPointError, ArgumentError) as error:
         if TRACEBACK in os.environ:
             raise
         print(f"veca: error: {error}", file=sys.stderr)
         raise SystemExit(2) from None
 
 
+def _call(name: str, rest: list[str], *, asks_help: bool, ends_process: bool) -> None:
+    verb = VERBS[name]
+    module, _, attribute = verb.target.partition(":")
+    function = getattr(import_module(module), attribute)
+    if name == "data":
+        function(rest, prog="veca data")
+    elif name in RUNS:
+        words = [name, *("--help" if word == "--help-keys" else word for word in rest)]
+        function(None if ends_process and words == sys.argv[1:] else words)
+    else:
+        example = f"veca {name} {verb.example}".strip()
+        parser = VerbParser(function, name=f"veca {name}", example=example, inputs=verb.inputs)
+        if asks_help:
+            print(parser.help())
+        else:
+            function(**parser.parse(rest))
+
+
+def _unknown(name: str) -> str:
+    group = name.split()[0]
+    if group in GROUPS:
+        known = [verb.split()[1] for verb in VERBS if verb.startswith(f"{group} ")]
+        close = get_close_matches(name.split()[-1], known, n=1)
+        hint = f"Did you mean veca {group} {close[0]}?" if close else f"It has {', '.join(known)}."
+        return f"veca: error: {group} has no {name.split()[-1]!r}. {hint}"
+    known = [*VERBS, *GROUPS]
+    close = get_close_matches(name, known, n=1)
+    hint = f"Did you mean veca {close[0]}?" if close else "`veca` alone lists the verbs."
+    return f"veca: error: there is no verb {name!r}. {hint}"
+
+
 def _usage() -> str:
-    lines = [f"  {verb:<21} {text}" for verb, (_, _, text) in VERBS.items()]
+    rows, shown = [], set()
+    for name, verb in VERBS.items():
+        group = name.split()[0]
+        if group in GROUPS:
+            kinds = ", ".join(other.split()[1] for other in VERBS if other.startswith(f"{group} "))
+            rows += [] if group in shown else [(group, f"{GROUPS[group]}: {kinds}")]
+            shown.add(group)
+        else:
+            rows.append((name, verb.summary))
+    lines = [f"  {name:<9} {text}" for name, text in rows]
     return (
-        "usage: veca VERB [options]   (veca VERB --help explains one)\n\n"
+        "usage: veca VERB [KIND] INPUT… [--option value …]     (veca VERB --help explains one)\n\n"
         + "\n".join(lines)
         + f"\n\nA mistake ends with a message; set {TRACEBACK}=1 to see where it was found."
+    )
+
+
+def _group_usage(group: str) -> str:
+    rows = {name: verb for name, verb in VERBS.items() if name.startswith(f"{group} ")}
+    first, verb = next(iter(rows.items()))
+    lines = [f"  {name.split()[1]:<14} {row.summary}" for name, row in rows.items()]
+    return (
+        f"usage: veca {group} KIND …     (veca {group} KIND --help explains one)\n\n"
+        f"example: veca {first} {verb.example}".rstrip()
+        + f"\n\n{GROUPS[group]}:\n"
+        + "\n".join(lines)
     )
