@@ -126,8 +126,7 @@ class VerbParser:
         return json.dumps(items) if of_text else f"[{','.join(items)}]"
 
     def _takes_list(self, field: str) -> bool:
-        origins = map(typing.get_origin, _kinds(self._actions[field]))
-        return any(isinstance(origin, type) and issubclass(origin, Sequence) for origin in origins)
+        return any(typing.get_origin(kind) in (list, Sequence) for kind in _kinds(self._actions[field]))
 
     def _is_switch(self, field: str) -> bool:
         return field in self._actions and _kinds(self._actions[field]) == [bool]

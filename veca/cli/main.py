@@ -127,7 +127,7 @@ GROUPS = {
     "figures": "pictures of what a model sees, and numbers about its cores",
     "bench": "how fast, as ratios taken in one run",
 }
-FORMER = {("bench", "plan"): ["plan"]}  # old spellings, until version 0.3
+FORMER = {"bench plan": ["plan"]}  # old spellings, until version 0.3
 RUNS = ("fit", "validate", "test", "predict")
 TRACEBACK = "VECA_TRACEBACK"
 RUN_HELP = """\
@@ -166,7 +166,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _run(args: list[str], *, ends_process: bool) -> None:
-    args = [*FORMER.get(tuple(args[:2]), args[:2]), *args[2:]]
+    args = [*FORMER.get(" ".join(args[:2]), args[:2]), *args[2:]]
     words = 2 if args[0] in GROUPS else 1
     name, rest = " ".join(args[:words]), args[words:]
     if args[0] in GROUPS and (len(args) == 1 or args[1] in ("-h", "--help")):
