@@ -4,7 +4,6 @@ Batches travel as uint8 (a quarter of the bytes) and are normalised once, on the
 """
 
 import os
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -14,6 +13,7 @@ from torch import Tensor
 
 from veca.data.augment import centre_view, render_pixels
 from veca.data.decode import decode_pixels, pixels_from_pil
+from veca.data.folders import read_named
 
 MEAN = (0.485, 0.456, 0.406)
 STD = (0.229, 0.224, 0.225)
@@ -47,7 +47,7 @@ def preprocess(image_or_path: Picture, *, resolution: int = 256) -> Tensor:
     Takes a path, a Pillow image, or a uint8 array of shape (H, W), (H, W, 3) or (H, W, 4).
     """
     if isinstance(image_or_path, str | os.PathLike):
-        pixels = decode_pixels(Path(image_or_path).read_bytes())
+        pixels = decode_pixels(read_named(image_or_path))
     elif isinstance(image_or_path, Image.Image):
         pixels = pixels_from_pil(image_or_path)
     else:

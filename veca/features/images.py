@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from veca.data.decode import BadImage
+from veca.data.folders import REPEATED_FILE, check_regular, read_file
 from veca.data.index import INDEX_NAME, SPLITS
 from veca.data.reader import BadSample, ShardReader
 from veca.data.sources import check_shards, open_sources
-from veca.probes.datasets.finding import list_files
+from veca.probes.datasets.finding import find_files
 
 _MAX_OPEN = 64  # shards
 
@@ -52,15 +53,22 @@ def list_images(sources: list[str]) -> list[Item]:
 
 
 def _items(source: Path) -> Iterator[Item]:
+    if source.exists():
+        check_regular(source)
     if source.is_file():
         yield _file(str(source), source)
     elif (source / INDEX_NAME).is_file():
         yield from _samples(source)
     elif source.is_dir():
-        names, others = list_files(source)
+        found, refused, others = find_files(source)
+        names = [each.name for each in found if each.problem is None]
         if others:
             print(f"{source}: {others} files are no images and are ignored")
+        if len(names) < len(found):
+            print(f"{source}: {len(found) - len(names)} {REPEATED_FILE}, and are ignored")
         yield from (_file(str(source / name), source / name) for name in names)
+        for name, problem in refused:
+            yield Item(str(source / name), str(source / name), partial(_refuse, str(problem)))
     else:
         raise FileNotFoundError(f"{source} is neither a file nor a folder.")
 
@@ -70,7 +78,11 @@ def _file(name: str, path: Path) -> Item:
 
 
 def _read_file(name: str, path: Path) -> Encoded:
-    return Encoded(name, path.read_bytes())
+    return Encoded(name, read_file(path))
+
+
+def _refuse(problem: str) -> Encoded:
+    raise BadImage("refused", problem)
 
 
 def _samples(folder: Path) -> Iterator[Item]:

@@ -17,6 +17,8 @@ from veca.backbones.models import ProbedModel, open_model
 from veca.backbones.networks import VecaNetwork
 from veca.backbones.types import ProbeFeatures
 from veca.data.views import normalise
+from veca.data.folders import check_regular, read_named
+from veca.data.views import normalise
 from veca.model import Veca
 from veca.model.veca import Trace
 from veca.probes.datasets.finding import list_files
@@ -68,6 +70,7 @@ def find_images(image: Names) -> list[Path]:
         path = Path(name)
         if not path.exists():
             raise FileNotFoundError(f"there is no image {path}. Give files or folders, with commas between.")
+        check_regular(path)
         found += [path / file for file in list_files(path)[0]] if path.is_dir() else [path]
     if not found:
         raise FileNotFoundError(f"image must name image files or a folder of them; got {image!r}.")
@@ -76,7 +79,7 @@ def find_images(image: Names) -> list[Path]:
 
 def see(path: Path, *, resolution: int) -> Sight:
     """The validation view of an image file."""
-    item = Item(str(path), path.read_bytes(), 0)
+    item = Item(str(path), read_named(path), 0)
     return Sight(path.stem, CentreView(resolution).views(item)[0].pixels)
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from veca.data.augment import View, centre_view, draw_view, render_pixels, sample_generator
 from veca.data.decode import Pixels, decode_pixels
+from veca.data.folders import read_named
 from veca.figures.inputs import find_images, trace_images
 from veca.model import Veca
 from veca.probes.datasets.pairs import FolderPairs, Meaning, Pair
@@ -76,7 +77,7 @@ def open_scenes(images: str, masks: Path | None, *, count: int) -> Iterator[Scen
     """`count` images of a folder, evenly spread over their names; with masks, those of the same names."""
     if masks is None:
         paths = find_images(images)
-        items: Iterator[Item] = (Item(str(path), path.read_bytes(), 0) for path in _spread(paths, count))
+        items: Iterator[Item] = (Item(str(path), read_named(path), 0) for path in _spread(paths, count))
     else:
         folders = Pair(str(Path(images).absolute()), str(masks.absolute()))
         split = FolderPairs({"all": folders}, Meaning())(Path()).splits["all"]

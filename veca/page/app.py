@@ -13,6 +13,7 @@ import gradio as gr
 from PIL import Image
 
 from veca.data.decode import BadImage, decode
+from veca.data.folders import read_file, read_named
 from veca.model import Veca
 from veca.page.looking import Visit, cost
 from veca.page.pictures import SHOWN, Choice, core_at, cost_table, draw_sides
@@ -177,14 +178,14 @@ def _nearest_budget(model: Veca, typed: float | None) -> int:
 
 
 def _open_sample(sample: Image.Image | Path) -> Visit:
-    return Visit(sample if isinstance(sample, Image.Image) else Image.fromarray(decode(sample.read_bytes())))
+    return Visit(sample if isinstance(sample, Image.Image) else Image.fromarray(decode(read_named(sample))))
 
 
 def _open_upload(path: str, visit: Visit) -> tuple[None, str, Visit]:
     """Read the file and delete it; a file that is no image leaves the page as it was, with a message."""
     file = Path(path)
     try:
-        image = Image.fromarray(decode(file.read_bytes()))
+        image = Image.fromarray(decode(read_file(file)))
     except BadImage as error:
         return (
             None,

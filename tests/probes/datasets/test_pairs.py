@@ -149,7 +149,7 @@ def test_pickled_array_is_refused(tmp_path: Path) -> None:
         write_image(tmp_path / f"images/{split}/a.jpg")
         (tmp_path / f"depth/{split}").mkdir(parents=True)
         np.save(tmp_path / f"depth/{split}/a.npy", np.array([{}], dtype=object), allow_pickle=True)
-    with pytest.raises(ValueError, match="allow_pickle=False"):
+    with pytest.raises(ValueError, match=r"a\.npy is not an intact \.npy file .*Python objects"):
         columns(tmp_path, "depth", 1)
 
 

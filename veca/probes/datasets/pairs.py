@@ -10,6 +10,7 @@ per line. Depth is 16-bit in millimetres or .npy in metres, unless DATA/depth.js
 `{"metres_per_unit": 0.04, "max_depth": 10}`.
 """
 
+import io
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from veca.backbones.types import Task
+from veca.data.decode import FORMATS
+from veca.data.folders import read_named
 from veca.probes.datasets.finding import (
     HELD_OUT,
     IMAGE_SUFFIXES,
@@ -198,7 +201,7 @@ def _depth_meaning(root: Path, pair: Pair) -> Meaning:
 
 def is_deep(path: Path) -> bool:
     """Whether an image has more than 8 bits per value; only its header is read."""
-    with Image.open(path) as image:
+    with Image.open(io.BytesIO(read_named(path)), formats=FORMATS) as image:
         return image.mode.startswith("I")
 
 

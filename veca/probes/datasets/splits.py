@@ -8,13 +8,14 @@ import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
 from veca.data.decode import FORMATS
+from veca.data.folders import read_named
 from veca.probes.types import Item, Split
 
 Target = int | NDArray[np.generic]
@@ -78,7 +79,7 @@ class Files:
         return self.names[place]
 
     def read(self, place: int) -> bytes:
-        return (self.root / self.names[place]).read_bytes()
+        return read_named(self.root / self.names[place])
 
 
 @dataclass(frozen=True)
@@ -142,10 +143,7 @@ class Depths:
 
     def read(self, place: int) -> NDArray[np.float32]:
         path = self.root / self.names[place]
-        if path.suffix == ".npy":
-            values: NDArray[np.generic] = np.load(path, allow_pickle=False)
-        else:
-            values = read_channel(path)
+        values = _read_npy(path) if path.suffix == ".npy" else read_channel(path)
         if values.ndim != 2 or values.dtype.kind not in "uif":
             raise ValueError(f"{path} must hold one number per pixel; got {values.dtype} {values.shape}.")
         metres: NDArray[np.float32] = values.astype(np.float32) * np.float32(self.metres_per_unit)
@@ -155,13 +153,32 @@ class Depths:
 
 def read_channel(path: Path) -> NDArray[np.generic]:
     """The values of an image with one channel, as stored: of a palette image the indices."""
-    with Image.open(path, formats=FORMATS) as image:
+    with Image.open(io.BytesIO(read_named(path)), formats=FORMATS) as image:
         if image.mode not in ("L", "P", "I", "I;16", "I;16B"):
             raise ValueError(
                 f"{path} has mode {image.mode}; a mask or depth map has one channel of 8 or 16 bits, "
                 "not colours."
             )
         return np.array(image)
+
+
+def _read_npy(path: Path) -> NDArray[np.generic]:
+    data = read_named(path)
+    try:
+        # A view of the bytes that are there: np.load would make room for whatever the header claims.
+        file = io.BytesIO(data)
+        version = np.lib.format.read_magic(file)
+        read_header = (
+            np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        )
+        shape, in_columns, dtype = read_header(file)
+        if dtype.hasobject:
+            raise ValueError("it holds Python objects, which are not read")
+        order: Literal["F", "C"] = "F" if in_columns else "C"
+        values: NDArray[np.generic] = np.ndarray(shape, dtype, data, offset=file.tell(), order=order)
+    except Exception as error:  # a damaged header makes NumPy's parser fail in any way there is
+        raise ValueError(f"{path} is not an intact .npy file ({error!r}). Mend or delete it.") from None
+    return values
 
 
 def look_up(values: NDArray[np.generic], table: NDArray[np.int64], path: Path) -> NDArray[np.uint8]:
