@@ -10,7 +10,6 @@ import hashlib
 import json
 import os
 import re
-import tarfile
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -24,6 +23,7 @@ from veca.data.decode import BadImage, decode
 from veca.data.index import SPLITS, ShardInfo, load_index, load_offsets, offsets_name
 from veca_data.cache_check import cache_problems, order_problems, sample_problems
 from veca_data.pool import advance, num_workers, run_tasks
+from veca.data.tars import BrokenArchive, list_members, open_archive, read_member
 
 IMAGES = ("jpg", "png", "webp")
 ALLOWED = (*IMAGES, "json", "npy", "safetensors")
@@ -112,8 +112,8 @@ def check_shard(folder: Path, decode_images: bool, spec: CacheSpec | None, shard
                 problems += (f"{sample[0].key}: {line}" for line in sample_problems(spec, layout, members))
             else:
                 problems += _sample_problems(sample, decode_images)
-    except tarfile.TarError as error:
-        problems.append(f"damaged tar after {len(keys):,} samples: {error}")
+    except BrokenArchive as error:
+        problems.append(f"damaged tar after {len(keys):,} samples: {error.what}")
     if len(keys) != shard.samples:
         problems.append(f"holds {len(keys):,} samples; the index says {shard.samples:,}")
     problems += _offset_problems(folder / offsets_name(shard.name), [*starts, stop])
@@ -148,12 +148,10 @@ def _samples(path: Path, problems: list[str], allowed: Sequence[str]) -> Iterato
 
 
 def _members(path: Path, problems: list[str], allowed: Sequence[str]) -> Iterator[Member]:
-    with tarfile.open(path, "r:") as tar:
-        while (info := tar.next()) is not None:
-            tar.members.clear()  # type: ignore[attr-defined]  # it keeps every header; typeshed leaves it out
+    with open_archive(path) as file:
+        for info in list_members(path, file):
             key, _, suffix = info.name.partition(".")
-            file = tar.extractfile(info) if info.isreg() else None
-            if file is None:
+            if not info.is_regular:
                 problems.append(f"{info.name}: not an ordinary file")
             elif not _KEY.fullmatch(key):
                 problems.append(f"{info.name}: a key has letters, digits, _ and - only")
@@ -161,9 +159,8 @@ def _members(path: Path, problems: list[str], allowed: Sequence[str]) -> Iterato
                 problems.append(f"{info.name}: dot in the key, which readers split at the first dot")
             elif suffix not in allowed:
                 problems.append(f"{info.name}: forbidden member; allowed are {', '.join(allowed)}")
-            data = file.read() if file else b""
-            stop = info.offset_data + info.size + -info.size % tarfile.BLOCKSIZE
-            yield Member(key, suffix, info.offset, stop, data)
+            data = read_member(path, file, info) if info.is_regular else b""
+            yield Member(key, suffix, info.start, info.stop, data)
 
 
 def _sample_problems(sample: list[Member], decode_images: bool) -> Iterator[str]:

@@ -103,6 +103,7 @@ def estimate_shards(
 ) -> ShardEstimate:
     """Read and pack a few images, spread over the source."""
     opened = open_source(source)
+    opened.check_whole()
     sizes_in: list[int] = []
     sizes_out: list[int] = []
     start = time.perf_counter()

@@ -23,12 +23,12 @@ from typing import NamedTuple
 from PIL import Image
 
 from veca.data.decode import BadImage, decode, decode_pixels, image_size
+from veca.data.folders import MAX_FILE_BYTES
 
 # Files with these endings are taken from a folder or an archive; some are unreadable here, so that
 # such a photo becomes a reject with a reason instead of vanishing.
 _NAMES = "jpg jpeg jpe jfif png webp gif bmp tif tiff ppm pgm pbm avif heic heif jp2 jxl"
 IMAGE_SUFFIXES = frozenset(f".{name}" for name in _NAMES.split())
-MAX_FILE_BYTES = 256 * 2**20
 DEFAULT_QUALITY = 92
 
 _KEPT = {"JPEG": "jpg", "PNG": "png", "WEBP": "webp"}

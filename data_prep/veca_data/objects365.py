@@ -17,6 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veca_data.listing import Listing, Reject
+from veca_data.listing import Listing, Reject
+from veca.data.folders import check_regular
 
 _NAME = re.compile(rb'"file_name"\s*:\s*("(?:[^"\\]|\\.)*")')
 _CHUNK = 2**22
@@ -43,6 +45,7 @@ def missing_images(listing: Listing, annotations: Iterable[Path]) -> Iterator[Re
 def file_names(path: Path) -> Iterator[str]:
     """The `file_name` values of a COCO-style JSON file, in flat memory."""
     found = False
+    check_regular(path)
     with path.open("rb") as file:
         text = b""
         while chunk := file.read(_CHUNK):

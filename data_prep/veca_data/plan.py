@@ -36,6 +36,9 @@ from veca_data.splits import (
     split_orders,
 )
 from veca_data.tars import BrokenArchive, stream_tar
+from veca_data.tars import stream_tar
+from veca.data.index import SPLITS, shard_name
+from veca.data.tars import BrokenArchive
 
 DEFAULT_SHARD_BYTES = 256_000_000
 MAX_SHARD_SAMPLES = 10_000  # of a shard by bytes

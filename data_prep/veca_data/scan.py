@@ -29,6 +29,13 @@ from veca_data.pool import advance, num_workers, run_tasks
 from veca_data.sources import Source, Stream, open_source, read_entry
 from veca_data.splits import folder_splits
 from veca_data.tars import BrokenArchive, hides, stream_tar
+from veca_data.images import format_of, is_image_name, probe
+from veca_data.listing import Listing, ListingBuilder, Reject
+from veca_data.pool import advance, num_workers, run_tasks
+from veca_data.sources import Source, Stream, open_source, read_entry
+from veca_data.splits import folder_splits
+from veca_data.tars import hides, stream_tar
+from veca.data.tars import BrokenArchive
 
 _BATCH = 512
 _EXAMPLES = 5
@@ -147,7 +154,7 @@ def _look_into_stream(root: Path, stream: Stream, prefix: str) -> Iterator[Look]
                 except BadImage as error:
                     look.rejects.append(Reject(prefix + member.name, str(error)))
     except BrokenArchive as error:
-        look.rejects.append(Reject(stream.name, f"broken archive: {error}"))
+        look.rejects.append(Reject(stream.name, f"damaged archive: {error.what}"))
     yield look
 
 
@@ -173,7 +180,7 @@ def _collect(source: Source, looks: Iterable[list[bytes]], file: IO[str] | None)
         if file:
             file.write(json.dumps(reject._asdict()) + "\n")
 
-    for reject in source.rejects:
+    for reject in (*source.rejects, *source.damaged):
         note(reject)
     for look in map(_unpack, chain.from_iterable(looks)):
         for name, size in zip(look.names, look.sizes, strict=True):

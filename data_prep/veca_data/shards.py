@@ -53,6 +53,7 @@ def make_shards(
     warm_up(processes)
     out = Path(out)
     opened = open_source(source, annotations=tuple(annotations))
+    opened.check_whole()
     plan = make_plan(opened, seed=seed, size=size, val_share=val_share, encoding=encoding)
     plan = claim_folder(out, plan)
     _say_ignored(plan)

@@ -6,15 +6,17 @@
 * one archive: .zip, .tar, or a compressed tar
 * a text file with one path per line, relative to the file's folder
 
-Folders are followed through links; a link back to a folder it lies in is a reject. Files of other
-kinds are counted as ignored. Names that start with a dot are skipped.
+`veca.data.folders` tells what of a folder is read: regular files, and what links lead to, once. A link
+back to a folder it lies in is a reject. Files of other kinds are counted as ignored. An archive that cannot
+be read to its end is counted by a scan, and refused by everything else.
 """
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,11 +28,26 @@ from veca_data.listing import MISSING, Entry, Listing, ListingBuilder, Reject
 from veca_data.objects365 import is_annotation_name, missing_images
 from veca_data.tars import PLAIN_SUFFIXES, STREAM_SUFFIXES, hides, list_tar
 from veca_data.zips import list_zip, read_zip_member
+from veca_data.images import is_image_name
+from veca_data.listing import MISSING, Entry, Listing, ListingBuilder, Reject
+from veca_data.objects365 import is_annotation_name, missing_images
+from veca_data.tars import PLAIN_SUFFIXES, STREAM_SUFFIXES, hides, list_tar
+from veca_data.zips import list_zip, read_zip_member
+from veca.data.folders import (
+    MAX_FILE_BYTES,
+    REPEATED_FILE,
+    REPEATED_FOLDER,
+    check_regular,
+    read_file,
+    walk,
+)
+from veca.data.tars import BrokenArchive, open_archive
 
 ZIP_SUFFIXES = (".zip",)
 LIST_SUFFIXES = (".txt", ".lst", ".list")
 ARCHIVE_SUFFIXES = ZIP_SUFFIXES + PLAIN_SUFFIXES + STREAM_SUFFIXES
 
+_MAX_LINE = 2**14  # four times the longest path
 _STAT_BATCH = 1024
 _STAT_THREADS = 16  # network file systems answer many questions at once as fast as one
 
@@ -52,16 +69,25 @@ class Source:
     streams: tuple[Stream, ...] = ()
     rejects: tuple[Reject, ...] = ()
     ignored: Counter[str] = field(default_factory=Counter)
+    damaged: tuple[Reject, ...] = ()  # archives; the listing has what comes before the damage
 
     @property
     def total_bytes(self) -> int:
         files = int(self.listing.sizes.clip(min=0).sum())
         return files + sum(stream.size for stream in self.streams)
 
+    def check_whole(self) -> None:
+        """Raise one error that names every damaged archive."""
+        if self.damaged:
+            lines = (f"{self.root / path}: {reason.replace(': ', ' (', 1)})" for path, reason in self.damaged)
+            raise ValueError("\n".join([*lines, "Fetch or make them again, or take them out of the source."]))
+
 
 def open_source(path: str | os.PathLike[str], *, annotations: tuple[Path, ...] = ()) -> Source:
     """List what `path` holds. `annotations` name Objects365 JSON files that lie outside the source."""
     path = Path(path)
+    if path.exists():
+        check_regular(path)
     if path.is_dir():
         source, found = _open_folder(path)
     elif path.is_file():
@@ -79,6 +105,7 @@ def open_source(path: str | os.PathLike[str], *, annotations: tuple[Path, ...] =
     if listed and not source.streams:
         source = replace(source, rejects=source.rejects + tuple(missing_images(source.listing, listed)))
     if not len(source.listing) and not source.streams:
+        source.check_whole()
         raise ValueError(f"source {path} holds no images{_ignored_text(source.ignored)}.")
     return source
 
@@ -87,38 +114,23 @@ def read_entry(root: Path, entry: Entry) -> bytes:
     """The bytes of one image; raises BadImage with the reason where they cannot be had."""
     try:
         if not entry.archive:
-            return _read_file(os.path.join(root, entry.name))  # noqa: PTH118  a Path would cost 20 µs
+            return read_file(os.path.join(root, entry.name))  # noqa: PTH118  a Path would cost 20 µs
         archive = root / entry.archive
         if archive.name.lower().endswith(ZIP_SUFFIXES):
             return read_zip_member(archive, entry.place)
-        with archive.open("rb") as file:
+        with open_archive(archive) as file:
             file.seek(entry.place)
             return file.read(entry.size)
+    except BrokenArchive as error:  # somebody has changed it since it was listed
+        raise BadImage("damaged", str(error.what)) from None
     except OSError as error:
         raise BadImage("unreadable", error.strerror or str(error)) from None
-
-
-def _read_file(path: str) -> bytes:
-    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)  # less to do than for a file object
-    try:
-        size = os.fstat(file).st_size
-        if size > MAX_FILE_BYTES:
-            raise BadImage("too-large", f"{size:,} bytes; the limit is {MAX_FILE_BYTES:,}")
-        data = os.read(file, size)
-        while len(data) < size and (more := os.read(file, size - len(data))):
-            data += more
-        return data
-    finally:
-        os.close(file)
 
 
 def _open_file(path: Path) -> Source:
     name = path.name.lower()
     root = path.parent
-    if name.endswith(STREAM_SUFFIXES):
-        stream = Stream(path.name, path.stat().st_size)
-        return Source(path, root, ListingBuilder().finish(), streams=(stream,))
-    if name.endswith(ZIP_SUFFIXES + PLAIN_SUFFIXES):
+    if _is_archive(name):
         return _with_archives(path, root, [path.name], prefixed=False)
     if name.endswith(LIST_SUFFIXES):
         return Source(path, root, _list_of_paths(path))
@@ -131,12 +143,16 @@ def _open_folder(path: Path) -> tuple[Source, list[Path]]:
     builder, rejects, ignored = ListingBuilder(), [], Counter[str]()
     archives: list[str] = []
     annotations: list[Path] = []
-    for name, problem in _walk(path):
-        if problem is not None:
+    for name, problem in walk(path, lambda name: is_image_name(name) or _is_archive(name)):
+        if hides(name):
+            continue
+        if problem in (REPEATED_FILE, REPEATED_FOLDER):
+            ignored[problem] += 1
+        elif problem is not None:
             rejects.append(Reject(name, problem))
         elif is_image_name(name):
             builder.add(name, size=MISSING)
-        elif name.lower().endswith(ARCHIVE_SUFFIXES):
+        elif _is_archive(name):
             archives.append(name)
         elif is_annotation_name(name):
             annotations.append(path / name)
@@ -157,10 +173,13 @@ def _with_archives(path: Path, root: Path, names: list[str], *, prefixed: bool) 
     """List zips and plain tars; compressed tars stay streams."""
     builder, rejects, ignored = ListingBuilder(), [], Counter[str]()
     streams: list[Stream] = []
-    for archive in names:
+    damaged: list[Reject] = []
+
+    def add(archive: str) -> None:
         if archive.lower().endswith(STREAM_SUFFIXES):
-            streams.append(Stream(archive, (root / archive).stat().st_size))
-            continue
+            with open_archive(root / archive) as file:
+                streams.append(Stream(archive, os.fstat(file.fileno()).st_size))
+            return
         prefix = f"{archive}/" if prefixed else ""
         builder.start_archive(archive)
         for name, size, place, problem in _members(root / archive):
@@ -170,7 +189,15 @@ def _with_archives(path: Path, root: Path, names: list[str], *, prefixed: bool) 
                 builder.add(prefix + name, size=size, place=place)
             else:
                 ignored[_suffix(name)] += 1
-    return Source(path, root, builder.finish(), tuple(streams), tuple(rejects), ignored)
+
+    for archive in names:
+        try:
+            add(archive)
+        except BrokenArchive as error:
+            damaged.append(Reject(archive, f"damaged archive: {error.what}"))
+        except OSError as error:
+            damaged.append(Reject(archive, f"unreadable archive: {error.strerror or error}"))
+    return Source(path, root, builder.finish(), tuple(streams), tuple(rejects), ignored, tuple(damaged))
 
 
 def _members(archive: Path) -> Iterator[tuple[str, int, int, str | None]]:
@@ -185,7 +212,11 @@ def _members(archive: Path) -> Iterator[tuple[str, int, int, str | None]]:
 def _list_of_paths(path: Path) -> Listing:
     builder = ListingBuilder()
     with path.open("rb") as file:
-        for number, line in enumerate(file):
+        for number, line in enumerate(iter(partial(file.readline, _MAX_LINE), b"")):
+            if len(line) == _MAX_LINE:
+                raise ValueError(
+                    f"{path}, line {number + 1}: longer than a path can be. Is it a list of paths?"
+                )
             name = line.rstrip(b"\r\n")
             if number == 0:
                 name = name.removeprefix(b"\xef\xbb\xbf")  # some editors mark UTF-8 files so
@@ -213,35 +244,8 @@ def _with_sizes(listing: Listing, root: Path) -> Listing:
     return replace(listing, sizes=sizes)
 
 
-def _walk(root: Path) -> Iterator[tuple[str, str | None]]:
-    """Each file below `root` as (relative name, None), each trouble as (relative name, reason)."""
-    stack: list[tuple[str, tuple[tuple[int, int], ...]]] = [("", ())]
-    while stack:
-        folder, ancestors = stack.pop()
-        try:
-            status = (root / folder).stat()
-            identity = (status.st_dev, status.st_ino)
-            if identity in ancestors:
-                yield folder, "link to a folder it lies in"
-                continue
-            with os.scandir(root / folder) as entries:
-                for entry in entries:
-                    name = f"{folder}/{entry.name}" if folder else entry.name
-                    if hides(entry.name):
-                        continue
-                    if _leads_to(entry.is_dir):
-                        stack.append((name, (*ancestors, identity)))
-                    elif _leads_to(entry.is_file) or is_image_name(name):  # a broken link: a missing image
-                        yield name, None
-        except OSError as error:
-            yield folder or str(root), f"unreadable: {error.strerror or error}"
-
-
-def _leads_to(kind: Callable[[], bool]) -> bool:
-    try:
-        return kind()
-    except OSError:  # a link to itself, for one; its neighbours are not to blame
-        return False
+def _is_archive(name: str) -> bool:
+    return name.lower().endswith(ARCHIVE_SUFFIXES)
 
 
 def _suffix(name: str) -> str:

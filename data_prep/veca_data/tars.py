@@ -8,20 +8,26 @@ shuffle covers the whole archive, and the disk needs room for one archive per wo
 import bz2
 import gzip
 import lzma
-import tarfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, NamedTuple, cast
 
 from veca_data.images import MAX_FILE_BYTES, is_image_name
 from veca_data.listing import Listing, ListingBuilder, Reject
 from veca_data.pool import advance
+from veca_data.images import is_image_name
+from veca_data.listing import Listing, ListingBuilder, Reject
+from veca_data.pool import advance
+from veca.data.folders import MAX_FILE_BYTES
+from veca.data.tars import BrokenArchive, DamagedTar, Header, TarStream, list_members, open_archive
 
 PLAIN_SUFFIXES = (".tar",)
 STREAM_SUFFIXES = (".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz")
 
-_BROKEN = (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile)
+_BROKEN = (DamagedTar, EOFError, zlib.error, lzma.LZMAError, OSError, MemoryError)
+_PIECE = 2**20
+_MAX_RATIO = 200  # of a large archive: images hardly compress
 
 
 class TarMember(NamedTuple):
@@ -33,39 +39,33 @@ class TarMember(NamedTuple):
     problem: str | None = None
 
 
-class BrokenArchive(ValueError):
-    """An archive that cannot be read to its end."""
-
-
 def list_tar(path: Path) -> Iterator[TarMember]:
     """Each file of a plain tar, by headers alone."""
-    members = 0
-    try:
-        with tarfile.open(path, "r:") as tar:
-            for info in _infos(tar):
-                members += 1
-                yield _member(info, place=info.offset_data)
-            _check_end_mark(path, tar.offset)
-    except _BROKEN as error:
-        raise _broken(path, members, error) from None
+    with open_archive(path) as file:
+        for header in list_members(path, file):
+            if not header.is_folder:
+                yield _member(header, place=header.place)
 
 
 def stream_tar(path: Path) -> Iterator[tuple[TarMember, bytes]]:
     """Each file of a compressed tar with its content, in one pass; files with a problem come empty."""
-    members = 0
-    try:
-        with _decompressed(path) as raw, tarfile.open(fileobj=raw, mode="r|", bufsize=2**20) as tar:
-            for info in _infos(tar):
-                members += 1
-                member = _member(info, place=0)
+    number = 0
+    with open_archive(path) as file:
+        try:
+            raw = _Decompressed(path, file)
+            tar = TarStream(cast(IO[bytes], raw), length=None)
+            for header in tar:
+                if header.is_folder:
+                    continue
+                number += 1
+                member = _member(header, place=0)
                 wanted = member.problem is None and is_image_name(member.name)
-                file = tar.extractfile(info) if wanted else None
-                yield member, file.read() if file else b""
+                yield member, tar.read(header) if wanted else b""
             # The checksum comes after the last member: only reading on verifies it.
-            while raw.read(2**20):
+            while raw.read(_PIECE):
                 pass
-    except _BROKEN as error:
-        raise _broken(path, members, error) from None
+        except _BROKEN as error:
+            raise BrokenArchive(path, f"{error or type(error).__name__} after {number:,} files") from None
 
 
 def spill(path: Path, prefix: str, file: IO[bytes]) -> tuple[Listing, list[Reject]]:
@@ -94,41 +94,35 @@ def hides(name: str) -> bool:
     )
 
 
-def _infos(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
-    while (info := tar.next()) is not None:
-        if not info.isdir():
-            yield info
-        tar.members.clear()  # type: ignore[attr-defined]  # it keeps every header; typeshed leaves it out
-
-
-def _member(info: tarfile.TarInfo, *, place: int) -> TarMember:
+def _member(header: Header, *, place: int) -> TarMember:
     problem = None
-    name = info.name.removeprefix("./")
-    if info.issym() or info.islnk():
-        problem = f"link inside an archive, to {info.linkname}"
-    elif not info.isreg() or info.sparse is not None:
+    if header.is_link:
+        problem = f"link inside an archive, to {header.link}"
+    elif not header.is_regular:
         problem = "not an ordinary file inside an archive"
-    elif info.size > MAX_FILE_BYTES:
-        problem = f"too-large: {info.size:,} bytes; the limit is {MAX_FILE_BYTES:,}"
-    return TarMember(name, info.size, place, problem)
+    elif header.size > MAX_FILE_BYTES:
+        problem = f"too-large: {header.size:,} bytes; the limit is {MAX_FILE_BYTES:,}"
+    return TarMember(header.name.removeprefix("./"), header.size, place, problem)
 
 
-def _check_end_mark(path: Path, place: int) -> None:
-    """A tar cut between two files looks whole but for the missing block of zeros."""
-    with path.open("rb") as file:
-        file.seek(place)
-        if file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
-            raise tarfile.ReadError("no end mark")
+class _Decompressed:
+    """A compressed file from its start; DamagedTar where it swells beyond what images can."""
 
+    def __init__(self, path: Path, file: IO[bytes]) -> None:
+        name = path.name.lower()
+        self._packed = file
+        self._raw: IO[bytes]
+        if name.endswith("gz"):
+            self._raw = cast(IO[bytes], gzip.GzipFile(fileobj=file, mode="rb"))
+        elif name.endswith("bz2"):
+            self._raw = bz2.BZ2File(file, "rb")
+        else:
+            self._raw = lzma.LZMAFile(file, "rb")  # noqa: SIM115  it ends with the file it reads
+        self._size = 0
 
-def _decompressed(path: Path) -> gzip.GzipFile | bz2.BZ2File | lzma.LZMAFile:
-    name = path.name.lower()
-    if name.endswith("gz"):
-        return gzip.GzipFile(path, "rb")
-    if name.endswith("bz2"):
-        return bz2.BZ2File(path, "rb")
-    return lzma.LZMAFile(path, "rb")
-
-
-def _broken(path: Path, members: int, error: Exception) -> BrokenArchive:
-    return BrokenArchive(f"{path} is truncated or damaged after {members:,} files ({error}). Fetch it again.")
+    def read(self, size: int) -> bytes:
+        data = self._raw.read(size)
+        self._size += len(data)
+        if self._size > MAX_FILE_BYTES and self._size > _MAX_RATIO * self._packed.tell():
+            raise DamagedTar(f"it swells to more than {_MAX_RATIO} times its size")
+        return data

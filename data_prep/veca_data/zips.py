@@ -9,9 +9,11 @@ import struct
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import IO, NamedTuple
 
 from veca.data.decode import BadImage
+from veca.data.folders import MAX_FILE_BYTES
+from veca.data.tars import BrokenArchive, open_archive
 
 _END = struct.Struct("<4s4H2LH")
 _END64_LOCATOR = struct.Struct("<4sLQL")
@@ -38,11 +40,15 @@ class ZipMember(NamedTuple):
 
 def list_zip(path: Path) -> Iterator[tuple[ZipMember, int]]:
     """Each file in the archive, with the place of its directory record."""
-    with path.open("rb") as file:
+    with open_archive(path) as file:
         place, count = _find_directory(file, path)
+        room = place
         file.seek(place)
         for _ in range(count):
             member = _read_record(file, path)
+            room -= member.packed_size
+            if room < 0:  # a bomb: the same bytes again and again
+                raise BrokenArchive(path, "its files overlap, or reach past its end")
             if not member.name.endswith("/"):
                 yield member, place
             place += member.record_size
@@ -50,9 +56,14 @@ def list_zip(path: Path) -> Iterator[tuple[ZipMember, int]]:
 
 def read_zip_member(path: Path, place: int) -> bytes:
     """The content of the member whose directory record lies at `place`."""
-    with path.open("rb") as file:
+    with open_archive(path) as file:
+        length = os.fstat(file.fileno()).st_size
         file.seek(place)
         member = _read_record(file, path)
+        if member.size > MAX_FILE_BYTES:
+            raise BadImage("too-large", f"{member.size:,} bytes; the limit is {MAX_FILE_BYTES:,}")
+        if member.header_place + member.packed_size > length:
+            raise BadImage("damaged", "the zip archive ends before its file does")
         if member.flags & _ENCRYPTED:
             raise BadImage("encrypted", "the zip archive asks for a password")
         if member.method not in (_STORED, _DEFLATED):
@@ -80,39 +91,42 @@ def _unpack(packed: bytes, member: ZipMember) -> bytes:
     return data
 
 
-def _find_directory(file: BinaryIO, path: Path) -> tuple[int, int]:
+def _find_directory(file: IO[bytes], path: Path) -> tuple[int, int]:
     """Place and number of the directory's records."""
     length = file.seek(0, os.SEEK_END)
     file.seek(max(0, length - _END.size - 0xFFFF))
     base, tail = file.tell(), file.read()
     found = tail.rfind(b"PK\5\6")
     if found < 0 or found + _END.size > len(tail):
-        raise ValueError(
-            f"{path} is truncated or not a zip archive: its directory is missing. Fetch it again."
-        )
+        raise BrokenArchive(path, "no zip directory at its end: cut off, or another kind of file")
     _, _, _, _, count, size, place, _ = _END.unpack_from(tail, found)
     end = base + found
     if count == 0xFFFF or size == _IN_EXTRA or place == _IN_EXTRA:
         end, count, size, place = _find_directory64(file, end, path)
     if place + size != end:
-        raise ValueError(f"{path} is damaged: its zip directory is not where it should be. Fetch it again.")
+        raise BrokenArchive(path, "its zip directory is not where it should be")
     return place, count
 
 
-def _find_directory64(file: BinaryIO, end: int, path: Path) -> tuple[int, int, int, int]:
-    file.seek(max(0, end - _END64_LOCATOR.size))
+def _find_directory64(file: IO[bytes], end: int, path: Path) -> tuple[int, int, int, int]:
+    missing = BrokenArchive(path, "its zip64 directory is missing")
+    if end < _END64_LOCATOR.size + _END64.size:
+        raise missing
+    file.seek(end - _END64_LOCATOR.size)
     mark, _, end64, _ = _END64_LOCATOR.unpack(file.read(_END64_LOCATOR.size))
+    if mark != b"PK\6\7" or end64 > end - _END64_LOCATOR.size - _END64.size:
+        raise missing
     file.seek(end64)
     fields = _END64.unpack(file.read(_END64.size))
-    if mark != b"PK\6\7" or fields[0] != b"PK\6\6":
-        raise ValueError(f"{path} is damaged: its zip64 directory is missing. Fetch it again.")
+    if fields[0] != b"PK\6\6":
+        raise missing
     return end64, fields[7], fields[8], fields[9]
 
 
-def _read_record(file: BinaryIO, path: Path) -> ZipMember:
+def _read_record(file: IO[bytes], path: Path) -> ZipMember:
     fields = file.read(_RECORD.size)
     if len(fields) < _RECORD.size or not fields.startswith(b"PK\1\2"):
-        raise ValueError(f"{path} is damaged: its zip directory ends early. Fetch it again.")
+        raise BrokenArchive(path, "its zip directory ends early")
     _, _, _, flags, method, _, _, crc, packed, size, n, x, c, _, _, _, place = _RECORD.unpack(fields)
     rest = file.read(n + x + c)
     name = rest[:n].decode("utf-8" if flags & _UTF8 else "cp437", "surrogateescape")
@@ -126,7 +140,7 @@ def _zip64_values(extra: bytes) -> list[int]:
     while position + 4 <= len(extra):
         kind, length = struct.unpack_from("<2H", extra, position)
         if kind == 1:
-            count = length // 8
+            count = min(length, len(extra) - position - 4) // 8
             return list(struct.unpack_from(f"<{count}Q", extra, position + 4))
         position += 4 + length
     return []

@@ -67,7 +67,7 @@ def test_splits_and_broken_archives(tmp_path, jpegs):
     victim.write_bytes(victim.read_bytes()[:-50])
     report = scan(tmp_path / "s", workers=1)
     assert report.splits["train"] == 5
-    assert report.reasons["broken archive"] == 1
+    assert report.reasons["damaged archive"] == 1
     assert report.reject_examples[0].path == "val/patch0.tar.gz"
 
 

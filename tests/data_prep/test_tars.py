@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from veca_data.tars import BrokenArchive, hides, list_tar, spill, stream_tar
+from veca_data.tars import hides, list_tar, spill, stream_tar
+from veca.data.tars import BrokenArchive
 
 MEMBERS = {f"patch0/img_{i}.jpg": bytes([i]) * (100 + 400 * i) for i in range(5)}
 
@@ -63,7 +65,7 @@ def test_broken_compressed_tars_are_named(tmp_path):
     whole = path.read_bytes()
     for length in (0, 5, len(whole) // 2, len(whole) - 4):
         path.write_bytes(whole[:length])
-        with pytest.raises(BrokenArchive, match=r"x\.tar\.gz is truncated or damaged"):
+        with pytest.raises(BrokenArchive, match=r"x\.tar\.gz: damaged archive \("):
             list(stream_tar(path))
     path.write_bytes(whole[:-8] + bytes([whole[-8] ^ 1]) + whole[-7:])  # the checksum
     with pytest.raises(BrokenArchive):
@@ -76,7 +78,7 @@ def test_truncated_plain_tars_are_named_even_between_two_files(tmp_path):
     places = [member.place for member in list_tar(path)]
     for length in (100, places[2] - 512, places[2] - 200, places[2], places[3] - 700):
         path.write_bytes(whole[:length])
-        with pytest.raises(BrokenArchive, match=r"x\.tar is truncated or damaged"):
+        with pytest.raises(BrokenArchive, match=r"x\.tar: damaged archive \("):
             list(list_tar(path))
 
 

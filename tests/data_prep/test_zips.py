@@ -69,7 +69,7 @@ def test_damage_is_named(tmp_path):
         read_zip_member(path, place)
     for length in (0, 10, len(whole) // 2, len(whole) - 5):
         path.write_bytes(whole[:length])
-        with pytest.raises(ValueError, match=r"x\.zip is (truncated|damaged)"):
+        with pytest.raises(ValueError, match=r"x\.zip: damaged archive \("):
             list(list_zip(path))
 
 

@@ -12,19 +12,21 @@ Opening reads headers and labels; images are read from their place in the tar. N
 
 import json
 import os
-import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 import numpy as np
 
+from veca.data.folders import MAX_FILE_BYTES
 from veca.data.reader import IMAGE_KINDS
+from veca.data.tars import Header, list_members, open_archive, read_member
 from veca.probes.datasets.finding import HELD_OUT, check_classes, first, numbered, read_lines
 from veca.probes.datasets.splits import Contents, Labels, ListedSplit
 
 Label = int | str
+_MAX_DIGITS = 9
 
 
 class _Place(NamedTuple):
@@ -51,7 +53,7 @@ class TarImages:
 
     def read(self, place: int) -> bytes:
         shard, _, offset, size = self.places[place]
-        with (self.root / shard).open("rb") as file:
+        with open_archive(self.root / shard) as file:
             return os.pread(file.fileno(), size, offset)
 
 
@@ -100,21 +102,28 @@ def _read_split(root: Path, split: str) -> list[tuple[_Place, Label]]:
 
 
 def _read_shard(path: Path) -> Iterator[tuple[_Place, Label]]:
-    with tarfile.open(path, "r:") as archive:
-        for key, members in _samples(archive):
+    with open_archive(path) as archive:
+        for key, members in _samples(list_members(path, archive)):
             images = [kind for kind in IMAGE_KINDS if kind in members]
             if len(images) != 1:
                 raise ValueError(f"{path}: sample {key} must have one image; it has {sorted(members)}.")
             image = members[images[0]]
-            label = _label(archive, members, name=f"{path}: {key}")
-            yield _Place(path.name, key, image.offset_data, image.size), label
+            if image.size > MAX_FILE_BYTES:
+                raise ValueError(
+                    f"{path}: {image.name} has {image.size:,} bytes; the limit is {MAX_FILE_BYTES:,}."
+                )
+            texts: dict[str, bytes] = {
+                kind: read_member(path, archive, members[kind]) for kind in ("cls", "json") if kind in members
+            }
+            label = _label(texts, name=f"{path}: {key}")
+            yield _Place(path.name, key, image.place, image.size), label
 
 
-def _samples(archive: tarfile.TarFile) -> Iterator[tuple[str, dict[str, tarfile.TarInfo]]]:
+def _samples(headers: Iterable[Header]) -> Iterator[tuple[str, dict[str, Header]]]:
     """Neighbouring members that share a key: all before the first dot of the file's name."""
-    key, members = "", dict[str, tarfile.TarInfo]()
-    for member in archive:
-        if not member.isreg():
+    key, members = "", dict[str, Header]()
+    for member in headers:
+        if not member.is_regular:
             continue
         folder, _, base = member.name.rpartition("/")
         stem, _, kind = base.partition(".")
@@ -127,13 +136,18 @@ def _samples(archive: tarfile.TarFile) -> Iterator[tuple[str, dict[str, tarfile.
         yield key, members
 
 
-def _label(archive: tarfile.TarFile, members: dict[str, tarfile.TarInfo], *, name: str) -> Label:
-    if "cls" in members:
-        text = _read(archive, members["cls"]).strip()
-        if not text.isdigit():
+def _label(texts: dict[str, bytes], *, name: str) -> Label:
+    if "cls" in texts:
+        text = texts["cls"].strip()
+        if not text.isdigit() or len(text) > _MAX_DIGITS:
             raise ValueError(f"{name}.cls must hold a number; got {text[:20]!r}.")
         return int(text)
-    about = json.loads(_read(archive, members["json"])) if "json" in members else {}
+    try:
+        about = json.loads(texts.get("json", b"{}"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{name}.json is not valid JSON: {error}.") from None
+    if not isinstance(about, dict):
+        raise ValueError(f"{name}.json must hold a JSON object.")
     for field in ("label", "cls"):
         if isinstance(about.get(field), int | str):
             label: Label = about[field]
@@ -144,9 +158,3 @@ def _label(archive: tarfile.TarFile, members: dict[str, tarfile.TarInfo], *, nam
             f"{name} has no label: neither a .cls, nor label or cls in its .json, nor a folder in its source."
         )
     return folder
-
-
-def _read(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
-    file = archive.extractfile(member)
-    assert file is not None
-    return file.read()
