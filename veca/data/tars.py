@@ -89,6 +89,8 @@ class TarStream:
 
     def __iter__(self) -> Iterator[Header]:
         while header := self._next():
+            if self._length is not None and header.stop > self._length:
+                raise DamagedTar("cut off")
             yield header
             self._skip_to(header.stop)
 
@@ -136,8 +138,6 @@ class TarStream:
 
     def _skip_to(self, place: int) -> None:
         if self._length is not None:
-            if place > self._length:
-                raise DamagedTar("cut off")
             self._file.seek(place - self._position, os.SEEK_CUR)
             self._position = place
         while self._position < place:
