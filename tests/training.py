@@ -1,5 +1,6 @@
 """A whole run at toy size, for tests that need a real Trainer."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from veca.teachers import OfflineTeacher
 from veca.train.budgets import BroadcastBudgetStrategy
 from veca.train.distill import Distill
 from veca.types import Batch
+from veca.teachers import OfflineTeacher
+from veca.types import Batch, Targets
 
 BUDGETS = {4: 1.0, 8: 1.0, 12: 2.0, 16: 2.0}
 STAGE1 = {32: 1.0}
@@ -72,6 +75,21 @@ class InactiveCores(Callback):
             }
             for core in pl_module.student.cores.parameters()  # type: ignore[union-attr,operator]
         ]
+
+
+class BrokenTargets(OfflineTeacher):
+    """A teacher whose n-th answer on one rank is not finite."""
+
+    def __init__(self, *, call: int, rank: int = 0) -> None:
+        super().__init__()
+        self.left = call if rank == int(os.environ.get("RANK", "0")) else 0
+
+    def forward(self, images: torch.Tensor) -> Targets:
+        targets: Targets = super().forward(images)
+        self.left -= 1
+        if self.left == 0:
+            targets.patches[0] = torch.nan
+        return targets
 
 
 def make_model(*, augment_rope: bool = True, **changes: Any) -> Distill:

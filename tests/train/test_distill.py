@@ -272,9 +272,6 @@ def test_no_scalar_is_read_between_logging_intervals(
         def on_train_batch_start(self, trainer, pl_module, batch, batch_idx) -> None:  # type: ignore[no-untyped-def]
             where["step"] = trainer.global_step
 
-        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:  # type: ignore[no-untyped-def]
-            where["step"] = -1
-
     for name in ("item", "tolist", "__float__", "__int__", "__bool__"):
         original = getattr(torch.Tensor, name)
 

@@ -193,6 +193,7 @@ def _resolve_ckpt_path(given: str | None, checkpoints: Path, *, may_be_missing: 
             rank_zero_info(f"no checkpoint in {checkpoints} yet: the run starts from its beginning.")
             return None
         path = found or last_path(checkpoints)
+        rank_zero_info(f"continuing from {path}.")
     if not path.is_file():
         raise FileNotFoundError(f"ckpt_path = {given}: there is no {path}.")
     return path

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from jsonargparse import ArgumentError
 
-from veca.cli.args import VerbParser
+from veca.cli.main.args import VerbParser
 from veca.utils.memory import keep_memory
 from veca.utils.signals import stop_signals
 
@@ -38,15 +38,15 @@ VERBS = {
         "recipes/pretrain_base.yaml",
         ("recipe",),
     ),
-    "fit": Verb("veca.cli.fit:main", "train: one recipe, one run", "--config recipes/cpu_tiny.yaml"),
+    "fit": Verb("veca.cli.main.fit:main", "train: one recipe, one run", "--config recipes/cpu_tiny.yaml"),
     "validate": Verb(
-        "veca.cli.fit:main",
+        "veca.cli.main.fit:main",
         "losses over resolutions × budgets, on the val shards",
         _RUN,
     ),
-    "test": Verb("veca.cli.fit:main", "the same on the test shards", _RUN),
+    "test": Verb("veca.cli.main.fit:main", "the same on the test shards", _RUN),
     "predict": Verb(
-        "veca.cli.fit:main",
+        "veca.cli.main.fit:main",
         "features of the val shards, into the run's folder",
         _RUN,
     ),
@@ -187,7 +187,8 @@ def _run(args: list[str], *, ends_process: bool) -> None:
         if TRACEBACK in os.environ:
             raise
         print(f"veca: error: {error}", file=sys.stderr)
-        raise SystemExit(2) from None
+        # Numbers that are not finite are the run's failure, the rest is a wrong request.
+        raise SystemExit(1 if isinstance(error, FloatingPointError) else 2) from None
 
 
 def _call(name: str, rest: list[str], *, asks_help: bool, ends_process: bool) -> None:

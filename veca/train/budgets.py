@@ -119,7 +119,9 @@ class BroadcastBudgetStrategy(DDPStrategy):
     """DDP that shares the step plan and reduces the active cores. In a recipe: `strategy: veca_ddp`."""
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(**{"find_unused_parameters": False, "gradient_as_bucket_view": True, **options})
+        # Students have constant buffers only; to send them is to wait for a rank without a batch to validate.
+        defaults = {"find_unused_parameters": False, "gradient_as_bucket_view": True}
+        super().__init__(**{**defaults, "broadcast_buffers": False, **options})
         self._core_parameters: list[nn.Parameter] = []
         self._cpu_group: ProcessGroup | None = None
 

@@ -6,11 +6,15 @@ RUN/checkpoints/best.ckpt   the lowest validation loss
 A file is written under a temporary name, synced and renamed (`files.py`), so a crash or a full disk leaves
 the previous one as it was. A save that fails ends the run with what to do: a disk that holds no checkpoint
 soon holds no metrics either, and hours without a checkpoint may be lost.
+
+Checkpoints with numbers that are not finite are not written (`guard.py`), and one that is there nevertheless
+is not read: whatever continues from it stays lost.
 """
 
 import logging
 import shutil
 import zipfile
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +22,7 @@ import torch
 from lightning.fabric.plugins import CheckpointIO
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
+from torch import Tensor
 
 from veca.checkpoint import read_pickle
 from veca.utils.files import atomic_path
@@ -44,12 +49,18 @@ class SafeCheckpointIO(CheckpointIO):
     def load_checkpoint(
         self, path: str | Path, map_location: Any = None, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        """Always without running code, whatever `weights_only` says."""
+        """Always without running code, whatever `weights_only` says; one with a NaN is refused."""
         if not Path(path).is_file():
             raise FileNotFoundError(
                 f"ckpt_path = {path}: no such file. `last` finds a run's newest checkpoint."
             )
-        return read_pickle(Path(path))
+        checkpoint = read_pickle(Path(path))
+        if problem := nonfinite(checkpoint):
+            raise ValueError(
+                f"ckpt_path = {path}: {problem}, and would stay so. Take an earlier checkpoint: `last` finds "
+                "the newest one of a run that is whole and finite."
+            )
+        return checkpoint
 
     def remove_checkpoint(self, path: str | Path) -> None:
         Path(path).unlink(missing_ok=True)
@@ -95,7 +106,7 @@ def last_path(checkpoints: Path) -> Path:
 
 
 def newest_intact(checkpoints: Path) -> Path | None:
-    """The checkpoint of the latest step that can be read whole; None where there is none yet."""
+    """The checkpoint of the latest step that is whole and finite; None where there is none yet."""
     damaged: list[str] = []
     steps: list[tuple[int, float, Path]] = []
     for path in sorted(checkpoints.glob("*.ckpt")):
@@ -103,12 +114,11 @@ def newest_intact(checkpoints: Path) -> Path | None:
             steps.append((_step(path), path.stat().st_mtime, path))
         except (ValueError, OSError) as error:
             damaged.append(str(error))
-    for step, _, path in sorted(steps, reverse=True):
+    for _, _, path in sorted(steps, reverse=True):
         problem = _content_problem(path)
         if problem is None:
             for message in damaged:
                 log.warning("passed over a damaged checkpoint: %s", message)
-            log.info("continuing from %s, step %d", path, step)
             return path
         damaged.append(problem)
     if damaged:
@@ -118,6 +128,20 @@ def newest_intact(checkpoints: Path) -> Path | None:
             + "\nBring one back from a copy; or move these away, and the run starts from its beginning."
         )
     return None
+
+
+def nonfinite(checkpoint: Mapping[str, Any]) -> str | None:
+    """Which weights and optimizer state of a checkpoint are not finite, in words; reads the device once."""
+    parts = {key: checkpoint.get(key) for key in ("state_dict", "optimizer_states")}
+    tensors = dict(_floating(parts))
+    if not tensors:
+        return None
+    # Of a tensor with a NaN both ends are NaN; unlike isfinite(), aminmax() makes no tensor of its size.
+    ends = [torch.stack(tensor.detach().aminmax()) for tensor in tensors.values()]
+    device = max((end.device for end in ends), key=lambda device: device.type != "cpu")
+    fine = torch.stack([end.to(device, non_blocking=True) for end in ends]).isfinite().all(1).tolist()
+    bad = [name for name, good in zip(tensors, fine, strict=True) if not good]
+    return f"{len(bad)} of {len(tensors)} tensors are not finite, first {bad[0]}" if bad else None
 
 
 def remove_leftovers(checkpoints: Path) -> None:
@@ -134,13 +158,26 @@ def _step(path: Path) -> int:
 
 
 def _content_problem(path: Path) -> str | None:
-    """Compare every part with its checksum, which torch does not do."""
+    """Compare every part with its checksum, which torch does not do; then look for a NaN."""
     try:
         with zipfile.ZipFile(path) as archive:
             bad = archive.testzip()
+        problem = None if bad else nonfinite(read_pickle(path, lazily=True))
     except (OSError, zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:
         return f"{path}: {error}"
-    return None if bad is None else f"{path}: the checksum of {bad} does not hold"
+    if bad is not None:
+        problem = f"the checksum of {bad} does not hold"
+    return problem and f"{path}: {problem}"
+
+
+def _floating(tree: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
+    """The tensors inside dicts and lists that can hold a NaN, by their path."""
+    if isinstance(tree, Tensor):
+        if tree.is_floating_point() and tree.numel():
+            yield name, tree
+    elif isinstance(tree, Mapping | list | tuple):
+        for key, part in tree.items() if isinstance(tree, Mapping) else enumerate(tree):
+            yield from _floating(part, f"{name}.{key}" if name else str(key))
 
 
 def _save_problem(path: Path, error: Exception) -> str:

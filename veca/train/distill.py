@@ -24,6 +24,10 @@ from veca.checkpoint import CONTROL_KEY, SIZE_KEY, load_model
 from veca.data.cached_arrays import open_targets
 from veca.data.datamodule import ShardDataModule
 from veca.data.views import normalise
+from veca.data.views import normalise
+from veca.train.validation import ConstantBaseline, GridMean
+from veca.train.guard import NanGuard
+from veca.train.losses import Losses, distillation_loss
 from veca.model import Veca, create_model
 from veca.model.sizes import resolve_size
 from veca.optim.settings import Optimization
@@ -110,10 +114,8 @@ class Distill(LightningModule):
         self.plan: StepPlan | None = None
         self.grid: dict[int, GridMean] = {}
         self.baselines: dict[int, ConstantBaseline] = {}
-        # The first step with a loss that is not finite, or -1: kept on the device, read when logging.
-        self.register_buffer("first_bad_step", torch.tensor(-1), persistent=False)
-        self.first_bad_step: Tensor
         self._pace = Pace()
+        self._guard = NanGuard()
 
     @property
     def teacher(self) -> Teacher:
@@ -134,7 +136,7 @@ class Distill(LightningModule):
             self.teacher.micro_batch = data.resolutions.teacher_micro_batches
 
     def configure_callbacks(self) -> list[Callback]:
-        return [CompileModels()]
+        return [CompileModels(), self._guard]
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
         max_steps = self.trainer.estimated_stepping_batches
@@ -158,7 +160,6 @@ class Distill(LightningModule):
         budget = self.plan.budget(step)
         self._seed_augmentation(step, batch_idx)
         losses = self._losses(batch, self._targets(batch), budget)
-        self._watch(losses.loss, step)
         self._pace.add(len(batch.images) * self.trainer.world_size)
         if self._logs(step, batch_idx):
             self._log_training(batch, losses, budget)
@@ -206,7 +207,7 @@ class Distill(LightningModule):
             checkpoint[SIZE_KEY] = self.student.size.as_dict()
         else:
             checkpoint[CONTROL_KEY] = self.student.arguments
-        self._stop_if_bad()
+        self._guard.check(self.trainer, checkpoint)  # its own hook is not called for weights alone
 
     def _losses(self, batch: Batch, targets: Targets, budget: int) -> Losses:
         features = self.student(normalise(batch.images), budget=budget)
@@ -223,22 +224,6 @@ class Distill(LightningModule):
         place = np.random.SeedSequence((self.seed, step, batch_idx, self.global_rank))
         torch.manual_seed(int(place.generate_state(1, np.uint64)[0]))
 
-    def _watch(self, loss: Tensor, step: int) -> None:
-        fine = loss.detach().isfinite() | (self.first_bad_step >= 0)
-        self.first_bad_step.copy_(torch.where(fine, self.first_bad_step, step))
-
-    def _stop_if_bad(self) -> None:
-        """Reads the device: only where a sync is due anyway."""
-        first = int(self.first_bad_step)
-        if first >= 0:
-            callback = self.trainer.checkpoint_callback
-            last = getattr(callback, "last_model_path", "") or getattr(callback, "best_model_path", "")
-            raise FloatingPointError(
-                f"the loss is not finite since step {first}. The last good checkpoint is "
-                f"{last or 'none'}. Resume from it with a lower optimization.lr, or set "
-                "trainer.gradient_clip_val."
-            )
-
     def _logs(self, step: int, batch_idx: int) -> bool:
         trainer = self.trainer
         last_micro_batch = (batch_idx + 1) % trainer.accumulate_grad_batches == 0
@@ -246,7 +231,6 @@ class Distill(LightningModule):
         return last_micro_batch and (step + 1) % every == 0
 
     def _log_training(self, batch: Batch, losses: Losses, budget: int) -> None:
-        self._stop_if_bad()
         values: dict[str, Any] = {f"train/{name}": value for name, value in losses._asdict().items()}
         values |= {"train/budget": float(budget), "train/resolution": float(batch.images.shape[-1])}
         values["train/images_per_second"] = self._pace.restart()

@@ -1,0 +1,77 @@
+"""A run whose numbers are not finite ends, on all ranks alike, and leaves its last good checkpoint as it is.
+
+Two things are looked at. Each loss leaves a mark on the device if it is not finite. Weights and optimizer
+state are looked at as a whole, and with them every gradient there was: momenta keep a NaN for ever. A
+gradient that the step does not use, as with float16's loss scaling, is no fault.
+
+The device is read only where it is waited for anyway: when metrics are logged and before a checkpoint is
+written. All ranks pass these points alike, and agree there; one that stopped alone would leave the others
+waiting, or writing.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+
+from veca.train.budgets import any_rank
+from veca.train.checkpointing import newest_intact, nonfinite
+
+
+class NanGuard(Callback):
+    """Watches the losses of a run; ends it when they, its weights or its optimizer state are not finite."""
+
+    def __init__(self) -> None:
+        self._step = 0  # the one under way
+        self._first_bad = torch.tensor(-1)  # the first step with a loss that is not finite
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._first_bad = torch.tensor(-1, device=pl_module.device)
+
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        self._step = trainer.global_step
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        fine = outputs["loss"].isfinite() | (self._first_bad >= 0)
+        self._first_bad = torch.where(fine, self._first_bad, self._step)
+        every = trainer.log_every_n_steps  # type: ignore[attr-defined]  # set by the Trainer, not declared
+        if trainer.global_step > self._step and trainer.global_step % every == 0:
+            optimizers = [optimizer.state_dict() for optimizer in trainer.optimizers]
+            self.check(trainer, {"state_dict": pl_module.state_dict(), "optimizer_states": optimizers})
+
+    def check(self, trainer: Trainer, checkpoint: Mapping[str, Any]) -> None:
+        """Raise on all ranks where one of them has met a number that is not finite. A collective."""
+        first, problem = int(self._first_bad), nonfinite(checkpoint)
+        if not any_rank(trainer.strategy, first >= 0 or problem is not None):
+            return
+        firsts = [trainer.strategy.broadcast(first, src=rank) for rank in range(trainer.world_size)]
+        if bad := {rank: step for rank, step in enumerate(firsts) if step >= 0}:
+            rank = min(bad, key=lambda rank: bad[rank])
+            problem = f"the loss of rank {rank} is not finite since step {bad[rank]}"
+        last = trainer.strategy.broadcast(_last_good(trainer) if trainer.is_global_zero else None)
+        raise FloatingPointError(
+            f"{problem or 'another rank has numbers that are not finite'} (now at step "
+            f"{trainer.global_step}; nothing of it was saved). The last good checkpoint is {last or 'none'}. "
+            "Continue from there with a lower model.optimization.lr, with trainer.gradient_clip_val, or with "
+            "data that are mended."
+        )
+
+
+def _last_good(trainer: Trainer) -> str | None:
+    """The newest checkpoint that the run could continue from."""
+    callbacks = [each for each in trainer.checkpoint_callbacks if isinstance(each, ModelCheckpoint)]
+    found = []
+    for folder in {Path(each.dirpath) for each in callbacks if each.dirpath}:
+        try:
+            found.append(newest_intact(folder))
+        except ValueError:  # none that is intact
+            continue
+    good = [path for path in found if path is not None]
+    return str(max(good, key=lambda path: path.stat().st_mtime)) if good else None
