@@ -259,7 +259,7 @@ def test_a_bad_image_is_left_out_of_validation(make_shards: MakeShards) -> None:
     data = data_module(make_shards([3], val=[7], replace={"s00009": [("s00009.jpg", b"?")]}))
     data.setup("validate")
     assert [[batch.keys for batch in loader] for loader in data.val_dataloader()] == [
-        [["s00003", "s00004", "s00005"], ["s00006", "s00007", "s00008"]]
+        [["s00003", "s00004", "s00005"], ["s00006", "s00007", "s00008"], []]
     ] * 2
     assert data.metrics() == {"val/skipped": 2.0, "val/skipped_not-an-image": 2.0}
 

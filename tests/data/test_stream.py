@@ -149,5 +149,6 @@ def test_evaluation_takes_each_sample_once_on_any_world_size(
     assert sorted(sample for requests in ranks for sample in samples_of(requests)) == expected
     assert all(samples_of(requests) == sorted(samples_of(requests)) for requests in ranks)
     lengths = [len(requests) for requests in ranks]
-    assert max(lengths) - min(lengths) <= 1
-    assert all(1 <= len(request.refs) <= batch_size for requests in ranks for request in requests)
+    assert max(lengths) == min(lengths)  # ranks end together, some with an empty batch
+    assert all(len(request.refs) <= batch_size for requests in ranks for request in requests)
+    assert all(len(request.refs) for request in ranks[0])

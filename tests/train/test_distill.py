@@ -4,6 +4,7 @@ import csv
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import lightning.pytorch as pl
@@ -343,6 +344,20 @@ def test_two_ranks_agree_and_equal_one_rank_with_the_doubled_batch(tiny_shards: 
     for name, start in alone["start"].items():
         update, expected = one["student"][name] - start, alone["student"][name] - start
         assert float((update - expected).norm()) <= 2e-3 * float(expected.norm()), name
+
+
+@pytest.mark.parametrize("samples", [1, 5])
+def test_ranks_with_fewer_images_than_others_validate_to_the_values_of_one_rank(
+    samples: int, make_tiny_shards: Callable[..., Path], tmp_path: Path
+) -> None:
+    """With one image the second rank has none; five are two and two, then one and none."""
+    script, shards = Path(__file__).with_name("rank_validate.py"), make_tiny_shards([20], [samples])
+    for devices in (2, 1):
+        command = [sys.executable, script, shards, tmp_path, str(devices)]
+        subprocess.run(command, check=True, timeout=100, capture_output=True)
+    both, alone = (torch.load(tmp_path / name, weights_only=True) for name in ("2.pt", "1.pt"))
+    assert {"in training", "val/loss", "val/r32/b4/loss", "val/r32/constant/loss"} <= both.keys()
+    assert both == pytest.approx(alone, rel=1e-5)
 
 
 def test_every_problem_of_the_recipe_is_named_at_once() -> None:

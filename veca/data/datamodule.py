@@ -74,9 +74,6 @@ class ShardDataModule(LightningDataModule):
         cache_bytes: int = 100_000_000_000,
     ) -> None:
         super().__init__()
-        self.allow_zero_length_dataloader_with_multiple_devices = (
-            True  # a tiny val split has less than a batch each
-        )
         self.sources = sources
         self.resolutions = resolutions
         self.seed = seed

@@ -6,7 +6,8 @@ micro-batch takes the next `world_size × batch_size` samples, rank r the r-th p
 when what is left does not fill the next optimizer step. That remainder, less than one optimizer step's
 samples, is the only part of an epoch that is not seen, and it is another one each epoch.
 
-Evaluation runs over all samples in index order, each once, whatever the world size.
+Evaluation runs over all samples in index order, each once, whatever the world size. Every rank has the same
+number of batches, so that all come to the end together; where samples are fewer than ranks some are empty.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -123,9 +124,9 @@ def eval_requests(
 ) -> list[Request]:
     """The requests of one rank for one pass in index order.
 
-    Ranks take turns by `batch_size` samples; the last turn is shared evenly, so ranks differ by a batch
-    only where fewer samples than ranks are left. `max_batches` counts over all ranks: any world size takes
-    the same images.
+    Ranks take turns by `batch_size` samples; the last turn is shared evenly, and where it has fewer samples
+    than ranks the last ranks have an empty request. `max_batches` counts over all ranks: any world size
+    takes the same images.
 
     Args:
         samples: How many samples each shard holds.
@@ -144,9 +145,11 @@ def eval_requests(
         np.array_split(refs[start : start + turn], ranks.world_size)[ranks.rank]
         for start in range(0, len(refs), turn)
     ]
-    return [Request(part, resolution, _eval_ahead(part, len(samples))) for part in parts if len(part)]
+    return [Request(part, resolution, _eval_ahead(part, len(samples))) for part in parts]
 
 
 def _eval_ahead(refs: NDArray[np.int64], num_shards: int) -> list[int]:
+    if not len(refs):
+        return []
     first = int(refs[0, 0])
     return list(range(first, min(first + 2, num_shards)))

@@ -179,6 +179,8 @@ class Distill(LightningModule):
 
     def validation_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Every budget on the same images, with one teacher pass."""
+        if not batch.keys:
+            return
         resolution = batch.images.shape[-1]
         targets = self._targets(batch)
         self.baselines[resolution].update(targets)
@@ -195,7 +197,9 @@ class Distill(LightningModule):
     def on_test_epoch_end(self) -> None:
         self._log_grid("test")
 
-    def predict_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> Features:
+    def predict_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> Features | None:
+        if not batch.keys:
+            return None
         features: Features = self.student(normalise(batch.images), budget=None)
         return features
 

@@ -162,11 +162,13 @@ class FeatureWriter(Callback):
         self,
         trainer: Trainer,
         pl_module: LightningModule,
-        outputs: Features,
+        outputs: Features | None,
         batch: Batch,
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
+        if outputs is None:  # an empty batch
+            return
         self.folder.mkdir(parents=True, exist_ok=True)
         name = f"r{batch.images.shape[-1]}-rank{trainer.global_rank}-{batch_idx:06d}.safetensors"
         tensors = {"cls": outputs.cls, "patches": outputs.patches}

@@ -58,7 +58,7 @@ class Snapshots(Callback):
 
     Args:
         folder: The run's.
-        num_images: How many images of the first validation batch, at the smallest resolution.
+        num_images: How many images of the first validation batch that has some, at the smallest resolution.
     """
 
     def __init__(self, folder: Path, *, num_images: int = NUM_IMAGES) -> None:
@@ -83,7 +83,7 @@ class Snapshots(Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        if self._seen is None and batch_idx == dataloader_idx == 0 and _writes(trainer):
+        if self._seen is None and batch.keys and dataloader_idx == 0 and _writes(trainer):
             images = batch.images[: self.num_images].to("cpu", copy=True)
             self._seen = Batch(images, batch.keys[: self.num_images])
 
