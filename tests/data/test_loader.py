@@ -1,7 +1,11 @@
 """The loaders: an order that workers do not touch, ranks that agree, bad samples that stop a run."""
 
+import faulthandler
 import json
 import logging
+import multiprocessing.util
+import os
+import signal
 import subprocess
 import sys
 from collections import Counter
@@ -16,6 +20,7 @@ from tests.data.run_fit import data_module
 from veca.data.batches import BuiltBatch, Skipped
 from veca.data.loader import Progress, SkipTally, TrainLoader
 from veca.data.stream import Position
+from veca.signals import outlive_signals
 from veca.types import Batch
 
 RUN_RANKS = Path(__file__).with_name("run_ranks.py")
@@ -188,3 +193,45 @@ def test_too_many_bad_samples_stop_the_run() -> None:
     tally = SkipTally(0.2)
     for _ in range(20):
         tally.add(built("truncated"), asked=10)
+
+
+def abort_on_exit(worker_id: int) -> None:
+    outlive_signals(worker_id)
+    faulthandler.disable()  # nobody needs its report
+    multiprocessing.util.Finalize(None, os.abort, exitpriority=100)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.torture)])
+def test_a_worker_that_aborts_when_it_is_told_to_end_is_no_failure(
+    method: str, make_shards: MakeShards, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("veca.data.loader.outlive_signals", abort_on_exit)
+    data = data_module(make_shards([20], val=[5]), num_workers=1, start_method=method)
+    data.setup("fit")
+    (small, _) = data.eval_loaders("val")
+    assert len([key for batch in small for key in batch.keys]) == 5
+    loader = data.train_loader()
+    batches = iter(loader)
+    next(batches)
+    (worker,) = loader._data_loader._iterator._workers  # type: ignore[union-attr]
+    loader.close()
+    assert worker.exitcode == -signal.SIGABRT
+
+
+@pytest.mark.timeout(60)
+def test_a_worker_that_dies_is_a_failure_only_where_a_batch_is_missing(make_shards: MakeShards) -> None:
+    data = data_module(make_shards([20]), num_workers=1, start_method="fork")
+    data.setup("fit")
+    loader = data.train_loader()
+    for ends_before in (False, True):
+        batches = iter(loader)
+        next(batches)
+        (worker,) = loader._data_loader._iterator._workers  # type: ignore[union-attr]
+        worker.kill()
+        worker.join()  # the main process hears of it here
+        if ends_before:
+            with pytest.raises(RuntimeError, match="exited unexpectedly") as failure:
+                list(islice(loader, 100))
+            assert "killed by signal SIGKILL" in failure.value.__notes__[0]
+        loader.close()

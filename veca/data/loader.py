@@ -9,16 +9,20 @@ import collections
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from signal import Signals
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch.utils.data import DataLoader, Dataset
+from torch.utils.data._utils import signal_handling
+from torch.utils.data.dataloader import _BaseDataLoaderIter, _MultiProcessingDataLoaderIter
 
 from veca.data.batches import BatchDataset, BuiltBatch, Request, Skipped
 from veca.data.stream import Position, TrainStream
 from veca.types import Batch
 from veca.utils.signals import held_back, outlive_signals
 
+LOOK_EVERY = 1.0  # seconds of waiting for a batch between two looks at whether all workers live
 MIN_BAD = 10  # a share means little before this many bad samples
 
 log = logging.getLogger(__name__)
@@ -52,6 +56,34 @@ class _CalmLoader(DataLoader[T]):
     def __iter__(self) -> Any:
         with held_back():  # workers start here
             return super().__iter__()
+
+    def _get_iterator(self) -> _BaseDataLoaderIter:
+        return _CalmIterator(self) if self.num_workers else super()._get_iterator()
+
+
+class _CalmIterator(_MultiProcessingDataLoaderIter):
+    """Minds the death of a worker where a batch is waited for, and only there.
+
+    Torch raises it in the main process wherever that is: in a save, or after the last batch, in the wait for
+    workers that were told to end and did not manage it cleanly.
+    """
+
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        super().__init__(loader)
+        signal_handling._remove_worker_pids(id(self))
+        self._worker_pids_set = False
+
+    def _try_get_data(self, timeout: float = LOOK_EVERY) -> tuple[bool, Any]:
+        try:
+            found: tuple[bool, Any] = super()._try_get_data(timeout)
+            return found
+        except RuntimeError as error:
+            for status in (worker.exitcode for worker in self._workers if worker.exitcode):
+                how = (
+                    f"was killed by signal {Signals(-status).name}" if status < 0 else f"ended with {status}"
+                )
+                error.add_note(f"A loader worker {how}. If memory has run out, lower data.num_workers.")
+            raise
 
 
 class SkipTally:
@@ -214,7 +246,10 @@ class TrainLoader:
 
 
 class EvalLoader:
-    """An iterable over one pass of evaluation batches; its workers live as long as the pass."""
+    """An iterable over one pass of evaluation batches; its workers live as long as the pass.
+
+    A batch may be empty: ranks have equally many, and each sample of it may be bad.
+    """
 
     def __init__(
         self, requests: Sequence[Request], dataset: BatchDataset, *, tally: SkipTally, workers: WorkerOptions
@@ -229,8 +264,7 @@ class EvalLoader:
     def __iter__(self) -> Iterator[Batch]:
         for request, built in zip(self._requests, self._data_loader, strict=True):
             self._tally.add(built, asked=len(request.refs))
-            if built.batch.keys:  # else each sample of it is bad
-                yield built.batch
+            yield built.batch
 
 
 class _Endless:
