@@ -114,6 +114,36 @@ def test_a_cancelled_run_saves_and_stays_cancelled(tiny_shards: Path, tmp_path: 
     assert "was not asked to run it again" in job.log()
 
 
+def test_a_rank_that_fails_on_one_node_ends_the_job_with_its_message(
+    tmp_path: Path, tiny_shards: Path
+) -> None:
+    """`rank_trouble.py` lets its second rank fail, and never gives back the process group."""
+    recipe = write_recipe(tmp_path, tiny_shards, max_steps=1000, num_nodes=2)
+    script = Path(__file__).with_name("rank_trouble.py")
+    command = [
+        "srun",
+        "--nodes=2",
+        "--ntasks-per-node=1",
+        "--kill-on-bad-exit=1",
+        sys.executable,
+        str(script),
+    ]
+    command += [str(recipe), str(tmp_path / "run"), "error, waited for"]
+    settings = {"MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        command,
+        env={**os.environ, **settings},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert "RuntimeError: the second rank has had enough" in done.stderr, done.stderr
+    assert done.returncode != 0
+    assert (tmp_path / "run" / "failing-1").exists()
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch.utils.data import DataLoader, Dataset
-from torch.utils.data._utils import signal_handling
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _MultiProcessingDataLoaderIter
 
 from veca.data.batches import BatchDataset, BuiltBatch, Request, Skipped
@@ -70,12 +69,12 @@ class _CalmIterator(_MultiProcessingDataLoaderIter):
 
     def __init__(self, loader: DataLoader[Any]) -> None:
         super().__init__(loader)
-        signal_handling._remove_worker_pids(id(self))
+        torch._C._remove_worker_pids(id(self))
         self._worker_pids_set = False
 
     def _try_get_data(self, timeout: float = LOOK_EVERY) -> tuple[bool, Any]:
         try:
-            found: tuple[bool, Any] = super()._try_get_data(timeout)
+            found: tuple[bool, Any] = super()._try_get_data(timeout)  # type: ignore[no-untyped-call]  # torch's
             return found
         except RuntimeError as error:
             for status in (worker.exitcode for worker in self._workers if worker.exitcode):

@@ -13,6 +13,7 @@ fault: a checkpoint that only rank 0 fails to write, or one that ranks read diff
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +25,12 @@ from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 from torch.distributed import ProcessGroup, ReduceOp, new_group
 from torch.nn.parallel import DistributedDataParallel
 
+from veca.train.launcher import RankLauncher
 from veca.model.cores import CoreBank
 
 BLOCK = 1024  # steps per shared block; far more than any loader prefetches
 STRATEGY_NAME = "veca_ddp"
+TIMEOUT = timedelta(minutes=10)  # of a wait for other ranks: far more than a validation or a save takes
 _LOST = re.compile("closed by peer|reset by peer|Broken pipe|remote process has terminated")
 
 
@@ -120,10 +123,16 @@ class BroadcastBudgetStrategy(DDPStrategy):
 
     def __init__(self, **options: Any) -> None:
         # Students have constant buffers only; to send them is to wait for a rank without a batch to validate.
-        defaults = {"find_unused_parameters": False, "gradient_as_bucket_view": True}
+        defaults = {"find_unused_parameters": False, "gradient_as_bucket_view": True, "timeout": TIMEOUT}
         super().__init__(**{**defaults, "broadcast_buffers": False, **options})
         self._core_parameters: list[nn.Parameter] = []
         self._cpu_group: ProcessGroup | None = None
+
+    def _configure_launcher(self) -> None:
+        if self._start_method != "popen":
+            return super()._configure_launcher()
+        assert self.cluster_environment is not None
+        self._launcher = RankLauncher(self.cluster_environment, self.num_processes, self.num_nodes)
 
     def configure_ddp(self) -> None:
         if self.world_size == 1:
@@ -134,6 +143,10 @@ class BroadcastBudgetStrategy(DDPStrategy):
         # DDP has no public way to leave parameters out; this one is what torch's own libraries use.
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(self.model, list(cores))
         super().configure_ddp()
+        # No buffer of a student changes. Broadcast in every forward, they would hold ranks to one number of
+        # forwards, and a validation batch may be empty. (An attribute: torch renamed the argument.)
+        assert isinstance(self.model, DistributedDataParallel)
+        self.model.broadcast_buffers = False
         if cores:
             flat = _flatten_dense_tensors([parameter.data for parameter in cores.values()])
             torch.distributed.broadcast(flat, src=0)
@@ -156,7 +169,7 @@ class BroadcastBudgetStrategy(DDPStrategy):
         if self.world_size == 1:
             return value
         if self._cpu_group is None:
-            self._cpu_group = new_group(backend="gloo")
+            self._cpu_group = new_group(backend="gloo", timeout=self._timeout)
         flag = torch.tensor([value], dtype=torch.uint8)
         torch.distributed.all_reduce(flag, ReduceOp.MAX, group=self._cpu_group)
         return bool(flag)
