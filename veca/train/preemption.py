@@ -1,8 +1,8 @@
 """A run that is asked to stop: saves at the end of a step, asks SLURM to run it again, ends.
 
-Time limits, preemption and `kill` all speak through SIGUSR1 or SIGTERM (`signals.py` notes them). Lightning
-would save inside the signal's handler, while another rank may be in the middle of a step: they then wait for
-each other for ever. Here the ranks agree at the end of each optimizer step whether one of them was asked.
+Time limits, preemption, `kill` and Ctrl-C speak through SIGUSR1, SIGTERM or SIGINT (`signals.py` notes them).
+Lightning would save inside the signal's handler, while another rank may be in the middle of a step: they then
+wait for each other for ever. Here the ranks agree at the end of each optimizer step whether one was asked.
 """
 
 import sys
@@ -16,8 +16,10 @@ from lightning.pytorch.utilities import rank_zero_only
 from veca.train.budgets import any_rank
 from veca.train.slurm import requeue, under_slurm
 from veca.utils.signals import stop_signals
-
-STOPPED = 75  # exit status of a run that was asked to stop and can be continued (EX_TEMPFAIL)
+from veca.train.budgets import any_rank
+from veca.train.slurm import requeue, under_slurm
+from veca.utils.leaving import STOPPED
+from veca.utils.signals import stop_signals
 
 
 class Stopped(SystemExit):
@@ -39,6 +41,7 @@ class StopWhenAsked(Checkpoint):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._step = self._first = trainer.global_step
+        stop_signals.checkpoints = self.path.parent
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int

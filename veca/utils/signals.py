@@ -1,8 +1,11 @@
-"""SIGUSR1 and SIGTERM as a wish to stop, kept until training comes to a good moment for it.
+"""SIGUSR1, SIGTERM and Ctrl-C as a wish to stop, kept until training comes to a good moment for it.
 
 A handler that did more than note the signal would run in the middle of a step, of a save or of a message
-between ranks. So the note is all there is here; `preempt.py` reads it at the end of a step. Before training
-begins and after it has ended nobody reads it, and the signal does no harm.
+between ranks. So the note is all the handler does; `preempt.py` reads it at the end of a step. Before
+training begins and after it has ended nobody reads it, and the signal does no harm.
+
+A run that is stuck never comes to that moment, and stuck in C code, such as a message between ranks, it runs
+no handler either. So a thread is told of signals too: a second SIGTERM or Ctrl-C ends the process.
 
 Loader workers may get the same signals: SLURM sends them to every process of a job, or to the tasks alone,
 as it is set up. A worker that died of one would take the run with it before it could save.
@@ -16,11 +19,19 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 
-STOP = (signal.SIGUSR1, signal.SIGTERM)
+from veca.utils.leaving import PATIENCE, STOPPED, leave, say
+
+STOP = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)
+INSISTING = (signal.SIGTERM, signal.SIGINT)  # a second one of these does not wait for a step
+ECHO = (
+    1.0  # seconds in which another is the same wish: srun and torchrun pass on what their ranks get as well
+)
 _PR_SET_PDEATHSIG = 1
 
 
@@ -29,35 +40,82 @@ class StopSignals:
 
     def __init__(self) -> None:
         self.received: signal.Signals | None = None
+        self.checkpoints: Path | None = None  # where a run that trains would go on from
+        self._may_wait = True
 
     def let_go(self) -> None:
-        """Signals end the process again, for a run that saves nothing."""
-        for number in STOP:
-            if signal.getsignal(number) == self._note:
-                signal.signal(number, signal.SIG_DFL)
+        """The first signal ends the process, for a run that saves nothing; Ctrl-C as it does in Python."""
+        self._may_wait = False
+        if signal.getsignal(signal.SIGINT) == self._note:
+            signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+            signal.signal(signal.SIGINT, signal.default_int_handler)
 
     @contextmanager
     def caught(self, *, ends_process: bool) -> Iterator[None]:
         """Within the block signals are noted; after it they do what they did before, and the note is gone.
 
-        Where the process ends after the block they are ignored instead: the run is complete, and a late
-        signal must not turn it into a failed one.
+        Where the process ends after the block one is ignored instead: the run is complete, and a late
+        signal must not turn it into a failed one. A second one still ends an exit that is stuck.
         """
-        self.received = None
+        self.received, self.checkpoints, self._may_wait = None, None, True
         before = {number: signal.signal(number, self._note) for number in STOP}
+        stop_watching = self._watch()
         try:
             yield
         finally:
-            self.received = None
+            self.received, self._may_wait = None, True
             for number, handler in before.items():
-                signal.signal(number, signal.SIG_IGN if ends_process else handler or signal.SIG_DFL)
+                signal.signal(number, _ignore if ends_process else handler or signal.SIG_DFL)
+            if not ends_process:
+                stop_watching()
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.received = self.received or signal.Signals(number)
 
+    def _watch(self) -> Callable[[], None]:
+        """Start the thread that ends a stuck process. What is returned ends the thread."""
+        reading, writing = os.pipe()
+        os.set_blocking(writing, False)
+        before, over = signal.set_wakeup_fd(writing, warn_on_full_buffer=False), threading.Event()
+        threading.Thread(target=self._end_when_insisted, args=(reading, over), daemon=True).start()
+
+        def stop_watching() -> None:
+            over.set()
+            signal.set_wakeup_fd(before)
+            os.close(writing)
+
+        return stop_watching
+
+    def _end_when_insisted(self, reading: int, over: threading.Event) -> None:
+        asked = -ECHO  # when it was asked last, and how often
+        times = 0
+        while numbers := os.read(reading, 64):
+            insisting = [number for number in numbers if number in INSISTING]
+            if insisting and (now := time.monotonic()) >= asked + ECHO:
+                asked, times = now, times + 1
+                self._answer(signal.Signals(insisting[0]), first=times == 1, over=over)
+        os.close(reading)
+
+    def _answer(self, name: signal.Signals, *, first: bool, over: threading.Event) -> None:
+        if first and self._may_wait:
+            trains = signal.getsignal(name) == self._note
+            if name == signal.SIGINT and trains and int(os.environ.get("LOCAL_RANK", 0)) == 0:
+                say("the run saves and stops after this step. Once more ends it at once.")
+            return
+        if not first:
+            say(f"asked again to stop, by {name.name}: the run ends within {PATIENCE:.0f} s, saved or not.")
+        if (not first or name == signal.SIGINT) and over.wait(PATIENCE):
+            return
+        continues = self.checkpoints is not None and any(self.checkpoints.glob("*.ckpt"))
+        leave(STOPPED if continues else 128 + name)
+
 
 #: The one of this process: a process has one set of handlers.
 stop_signals = StopSignals()
+
+
+def _ignore(number: int, frame: FrameType | None) -> None:
+    """Python's own, so that the thread is told; SIG_IGN would keep the signal from it."""
 
 
 @contextmanager
@@ -76,6 +134,7 @@ def outlive_signals(worker_id: int) -> None:
     A SIGTERM from its own parent still ends it, as multiprocessing expects, and so does the parent's end:
     an orphan would keep the connections of its rank open, and the other ranks waiting.
     """
+    signal.set_wakeup_fd(-1)  # a forked worker has its parent's, and would speak in its name
     if sys.platform != "linux":
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP)
         return
