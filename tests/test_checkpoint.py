@@ -1,4 +1,5 @@
 import json
+import os
 import pickle
 from pathlib import Path
 
@@ -7,7 +8,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from veca import Veca, create_model, load_model
+from veca.backbones.control import TransformersStudent, load_control
 from veca.checkpoint import SIZE_KEY, authors_name, convert
+from veca.train.checkpointing import SafeCheckpointIO
 
 
 @pytest.fixture
@@ -207,6 +210,78 @@ def test_a_truncated_safetensors_file_is_refused(student: Veca, tmp_path: Path) 
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(ValueError, match="not an intact safetensors"):
         load_model(tmp_path)
+
+
+def flip_a_bit(path: Path, tensor: torch.Tensor) -> None:
+    """The lowest bit of the first value: the file stays readable, and the model a model."""
+    content = bytearray(path.read_bytes())
+    start = content.find(tensor.detach().numpy().tobytes())
+    assert start > 0
+    content[start] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("name", ["run.ckpt", "authors.pt"])
+def test_a_flipped_bit_of_a_checkpoint_is_found_on_every_way_in(
+    student: Veca, tmp_path: Path, name: str
+) -> None:
+    path, state = tmp_path / name, student.state_dict()
+    if name == "run.ckpt":
+        tensors = {f"student.{name}": tensor for name, tensor in state.items()}
+        torch.save({"state_dict": tensors, SIZE_KEY: student.size.as_dict(), "global_step": 3}, path)
+    else:
+        authors_file(student, path)
+    load_model(path)
+    flip_a_bit(path, state["blocks.1.attn.q.weight"])
+    ways = (load_model, SafeCheckpointIO().load_checkpoint, lambda path: convert(path, tmp_path / "out"))
+    for read in ways:
+        with pytest.raises(ValueError, match=rf"{name} is damaged: the checksum of .*data/\d+ does not hold"):
+            read(path)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_flipped_bit_of_a_control_is_found(tmp_path: Path) -> None:
+    control = TransformersStudent("tiny", width=32, depth=1, num_heads=1)
+    tensors = {f"student.{name}": tensor for name, tensor in control.state_dict().items()}
+    path = tmp_path / "run.ckpt"
+    torch.save({"state_dict": tensors, "control": control.arguments}, path)
+    assert load_control(path) is not None
+    flip_a_bit(path, control.model.embeddings.patch_embeddings.weight)
+    with pytest.raises(ValueError, match=r"run.ckpt is damaged: .*--ckpt_path last"):
+        load_control(path)
+
+
+def test_a_flipped_bit_of_a_saved_folder_is_found(student: Veca, tmp_path: Path) -> None:
+    student.save_pretrained(tmp_path)
+    flip_a_bit(tmp_path / "model.safetensors", student.state_dict()["blocks.1.attn.q.weight"])
+    for read in (load_model, Veca.from_pretrained):
+        with pytest.raises(ValueError, match=r"model.safetensors is damaged: .* checksum .*Copy it again"):
+            read(tmp_path)
+
+
+def test_files_without_checksums_load(student: Veca, tmp_path: Path) -> None:
+    student.save_pretrained(tmp_path)
+    save_file(student.state_dict(), tmp_path / "model.safetensors", metadata={"format": "pt"})
+    assert same_outputs(load_model(tmp_path), student)
+    torch.serialization.set_crc32_options(False)
+    try:
+        authors_file(student, tmp_path / "zip.pt")
+    finally:
+        torch.serialization.set_crc32_options(True)
+    assert same_outputs(load_model(tmp_path / "zip.pt"), student)
+    content = torch.load(tmp_path / "zip.pt", weights_only=True)
+    torch.save(content, tmp_path / "old.pt", _use_new_zipfile_serialization=False)
+    assert same_outputs(load_model(tmp_path / "old.pt"), student)
+
+
+def test_who_may_read_a_saved_model_is_the_umasks_to_say(student: Veca, tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        convert(authors_file(student, tmp_path / "authors.pt"), tmp_path / "out")
+    finally:
+        os.umask(before)
+    modes = {path.name: oct(path.stat().st_mode & 0o777) for path in (tmp_path / "out").iterdir()}
+    assert set(modes.values()) == {"0o640"}, modes
 
 
 def test_a_missing_source_says_what_can_be_given(tmp_path: Path) -> None:

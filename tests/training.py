@@ -14,8 +14,6 @@ from veca.optim.settings import Optimization
 from veca.teachers import OfflineTeacher
 from veca.train.budgets import BroadcastBudgetStrategy
 from veca.train.distill import Distill
-from veca.types import Batch
-from veca.teachers import OfflineTeacher
 from veca.types import Batch, Targets
 
 BUDGETS = {4: 1.0, 8: 1.0, 12: 2.0, 16: 2.0}

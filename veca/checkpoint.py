@@ -6,6 +6,7 @@ Nothing in a file is executed: weights come from safetensors or from `torch.load
 import os
 import pickle
 import re
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -67,8 +68,14 @@ def convert(checkpoint: Path, out: Path) -> None:
 def read_pickle(path: Path, *, lazily: bool = False) -> dict[str, Any]:
     """A dict of tensors and plain values from a `torch.save`d file, with the safe unpickler.
 
-    Read `lazily`, tensors stay in the file until they are used.
+    Read `lazily`, tensors stay in the file until they are used, and no checksum is compared.
     """
+    problem = None if lazily else checksum_problem(path)
+    if problem is not None:
+        raise ValueError(
+            f"{problem}. Copy it again from where it is whole; a run goes on from its newest intact "
+            "checkpoint with --ckpt_path last."
+        )
     try:
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=lazily)
     except pickle.UnpicklingError as error:
@@ -82,6 +89,19 @@ def read_pickle(path: Path, *, lazily: bool = False) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ValueError(f"{path} holds a {type(content).__name__}; a checkpoint is a dict.")
     return content
+
+
+def checksum_problem(path: Path) -> str | None:
+    """What part of a `torch.save`d file lacks its checksum, if any: torch writes them and compares none."""
+    try:
+        if not zipfile.is_zipfile(path):
+            return None  # torch's older layout, without checksums; or damage that torch does notice
+        with zipfile.ZipFile(path) as archive:
+            # All zero, where torch was told to write none.
+            bad = archive.testzip() if any(part.CRC for part in archive.infolist()) else None
+    except Exception as error:  # as in read_pickle, damage to the zip itself shows in any way there is
+        return f"{path} is damaged: {error}"
+    return None if bad is None else f"{path} is damaged: the checksum of its part {bad} does not hold"
 
 
 def run_model(checkpoint: dict[str, Any], *, source: str) -> Veca:

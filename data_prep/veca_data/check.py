@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 from veca.data.cached import CacheSpec, is_cache, open_cache
 from veca.data.decode import BadImage, decode
 from veca.data.index import SPLITS, ShardInfo, load_index, load_offsets, offsets_name
+from veca.data.tars import BrokenArchive, list_members, open_archive, read_member
 from veca_data.cache_check import cache_problems, order_problems, sample_problems
 from veca_data.pool import advance, num_workers, run_tasks
-from veca.data.tars import BrokenArchive, list_members, open_archive, read_member
 
 IMAGES = ("jpg", "png", "webp")
 ALLOWED = (*IMAGES, "json", "npy", "safetensors")

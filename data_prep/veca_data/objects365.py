@@ -16,9 +16,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from veca_data.listing import Listing, Reject
-from veca_data.listing import Listing, Reject
 from veca.data.folders import check_regular
+from veca_data.listing import Listing, Reject
 
 _NAME = re.compile(rb'"file_name"\s*:\s*("(?:[^"\\]|\\.)*")')
 _CHUNK = 2**22

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from veca.data.decode import BadImage
 from veca.data.index import offsets_name
+from veca.data.tars import BrokenArchive
 from veca.utils.files import atomic_path
 from veca_data.images import Encoding, pack
 from veca_data.listing import Entry, Listing, Reject, ranks, sample_key
@@ -25,17 +26,6 @@ from veca_data.sources import read_entry
 from veca_data.splits import OUTSIDE, first_of_each, folder_splits, split_orders
 from veca_data.tars import BrokenArchive, spill
 from veca_data.writer import SampleWriter
-from veca_data.images import Encoding, pack
-from veca_data.listing import Entry, Listing, Reject, ranks, sample_key
-from veca_data.plan import FileTask, StreamTask, Task
-from veca_data.pool import advance
-from veca_data.records import PARTS, Record, read_record, write_record
-from veca_data.sources import read_entry
-from veca_data.splits import OUTSIDE, first_of_each, folder_splits, split_orders
-from veca_data.tars import spill
-from veca_data.writer import SampleWriter
-from veca.data.tars import BrokenArchive
-from veca.utils.files import atomic_path
 
 _NOTHING = np.zeros(0, dtype=np.int64)
 

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veca.data.index import SPLITS, shard_name
+from veca.data.tars import BrokenArchive
 from veca_data.images import Encoding
 from veca_data.listing import Listing, Reject, ranks
 from veca_data.sources import Source, Stream
@@ -36,9 +37,6 @@ from veca_data.splits import (
     split_orders,
 )
 from veca_data.tars import BrokenArchive, stream_tar
-from veca_data.tars import stream_tar
-from veca.data.index import SPLITS, shard_name
-from veca.data.tars import BrokenArchive
 
 DEFAULT_SHARD_BYTES = 256_000_000
 MAX_SHARD_SAMPLES = 10_000  # of a shard by bytes

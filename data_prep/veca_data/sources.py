@@ -23,16 +23,6 @@ from typing import NamedTuple
 import numpy as np
 
 from veca.data.decode import BadImage
-from veca_data.images import MAX_FILE_BYTES, is_image_name
-from veca_data.listing import MISSING, Entry, Listing, ListingBuilder, Reject
-from veca_data.objects365 import is_annotation_name, missing_images
-from veca_data.tars import PLAIN_SUFFIXES, STREAM_SUFFIXES, hides, list_tar
-from veca_data.zips import list_zip, read_zip_member
-from veca_data.images import is_image_name
-from veca_data.listing import MISSING, Entry, Listing, ListingBuilder, Reject
-from veca_data.objects365 import is_annotation_name, missing_images
-from veca_data.tars import PLAIN_SUFFIXES, STREAM_SUFFIXES, hides, list_tar
-from veca_data.zips import list_zip, read_zip_member
 from veca.data.folders import (
     MAX_FILE_BYTES,
     REPEATED_FILE,
@@ -42,6 +32,11 @@ from veca.data.folders import (
     walk,
 )
 from veca.data.tars import BrokenArchive, open_archive
+from veca_data.images import MAX_FILE_BYTES, is_image_name
+from veca_data.listing import MISSING, Entry, Listing, ListingBuilder, Reject
+from veca_data.objects365 import is_annotation_name, missing_images
+from veca_data.tars import PLAIN_SUFFIXES, STREAM_SUFFIXES, hides, list_tar
+from veca_data.zips import list_zip, read_zip_member
 
 ZIP_SUFFIXES = (".zip",)
 LIST_SUFFIXES = (".txt", ".lst", ".list")

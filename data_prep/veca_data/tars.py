@@ -13,14 +13,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, NamedTuple, cast
 
+from veca.data.folders import MAX_FILE_BYTES
+from veca.data.tars import BrokenArchive, DamagedTar, Header, TarStream, list_members, open_archive
 from veca_data.images import MAX_FILE_BYTES, is_image_name
 from veca_data.listing import Listing, ListingBuilder, Reject
 from veca_data.pool import advance
-from veca_data.images import is_image_name
-from veca_data.listing import Listing, ListingBuilder, Reject
-from veca_data.pool import advance
-from veca.data.folders import MAX_FILE_BYTES
-from veca.data.tars import BrokenArchive, DamagedTar, Header, TarStream, list_members, open_archive
 
 PLAIN_SUFFIXES = (".tar",)
 STREAM_SUFFIXES = (".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz")

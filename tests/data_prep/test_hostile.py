@@ -9,14 +9,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from veca_data.estimate import estimate_shards
+from veca_data.images import Encoding
+from veca_data.scan import scan
+from veca_data.shards import make_shards
+from veca_data.sources import open_source, read_entry
+from veca_data.tars import stream_tar
 
-from data_prep import tars
-from data_prep.estimate import estimate_shards
-from data_prep.images import Encoding
-from data_prep.scan import scan
-from data_prep.shards import make_shards
-from data_prep.sources import open_source, read_entry
-from data_prep.tars import stream_tar
+from veca_data import tars
 from tests.data import hostile
 from veca.data.decode import BadImage
 

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -81,6 +82,18 @@ def test_what_transformers_saves_our_loader_reads(student: Veca, folder: Path, t
     again = AutoModel.from_pretrained(tmp_path)
     assert again.config.budget == 8
     assert torch.equal(again(IMAGES).pooler_output, student(IMAGES, budget=8).cls)
+
+
+@pytest.mark.parametrize("reader", [AutoModel, AutoBackbone])
+def test_a_flipped_bit_is_found(folder: Path, tmp_path: Path, reader: Any) -> None:
+    reader.from_pretrained(folder).save_pretrained(tmp_path)  # transformers writes; the checksum is ours
+    path = tmp_path / "model.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-100] ^= 1
+    path.write_bytes(content)
+    for read in (reader.from_pretrained, veca.load_model):
+        with pytest.raises(ValueError, match=r"model.safetensors is damaged: .*checksum"):
+            read(tmp_path)
 
 
 @torch.no_grad()

@@ -1,6 +1,9 @@
+import os
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from veca.utils.files import atomic_path, write_text_atomic
 
@@ -25,3 +28,15 @@ def test_a_file_appears_only_when_complete(tmp_path: Path) -> None:
         path.write_text("content")
         assert not (tmp_path / "x").exists()
     assert (tmp_path / "x").read_text() == "content"
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o002, 0o664), (0o077, 0o600)])
+def test_a_file_is_for_those_whom_the_umask_names(tmp_path: Path, umask: int, mode: int) -> None:
+    before = os.umask(umask)
+    try:
+        write_text_atomic(tmp_path / "text", "")
+        with atomic_path(tmp_path / "tensors") as path:
+            save_file({"x": torch.zeros(1)}, path)  # makes its own file, for its owner only
+    finally:
+        os.umask(before)
+    assert {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {mode}

@@ -115,9 +115,9 @@ def load_control(source: str | Path) -> TransformersStudent | None:
     path = Path(source)
     if path.suffix != ".ckpt" or not path.is_file():
         return None
-    checkpoint = read_pickle(path, lazily=True)
-    if CONTROL_KEY not in checkpoint:
+    if CONTROL_KEY not in read_pickle(path, lazily=True):
         return None
+    checkpoint = read_pickle(path)
     control = TransformersStudent(**checkpoint[CONTROL_KEY])
     try:
         control.load_state_dict(student_tensors(checkpoint))

@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 from jsonargparse import ArgumentError
 
-from veca.cli.main.args import VerbParser
+from veca.cli.main.main.args import VerbParser
+from veca.utils.leaving import KIND, TRACEBACK
 from veca.utils.memory import keep_memory
 from veca.utils.signals import stop_signals
 
@@ -38,15 +39,15 @@ VERBS = {
         "recipes/pretrain_base.yaml",
         ("recipe",),
     ),
-    "fit": Verb("veca.cli.main.fit:main", "train: one recipe, one run", "--config recipes/cpu_tiny.yaml"),
+    "fit": Verb("veca.cli.main.main.fit:main", "train: one recipe, one run", "--config recipes/cpu_tiny.yaml"),
     "validate": Verb(
-        "veca.cli.main.fit:main",
+        "veca.cli.main.main.fit:main",
         "losses over resolutions × budgets, on the val shards",
         _RUN,
     ),
-    "test": Verb("veca.cli.main.fit:main", "the same on the test shards", _RUN),
+    "test": Verb("veca.cli.main.main.fit:main", "the same on the test shards", _RUN),
     "predict": Verb(
-        "veca.cli.main.fit:main",
+        "veca.cli.main.main.fit:main",
         "features of the val shards, into the run's folder",
         _RUN,
     ),
@@ -129,7 +130,6 @@ GROUPS = {
 }
 FORMER = {"bench plan": ["plan"]}  # old spellings, until version 0.3
 RUNS = ("fit", "validate", "test", "predict")
-TRACEBACK = "VECA_TRACEBACK"
 RUN_HELP = """\
 usage: veca {verb} --config RECIPE [--key value …]
 
@@ -178,12 +178,12 @@ def _run(args: list[str], *, ends_process: bool) -> None:
     if name in RUNS and asks_help:
         print(RUN_HELP.format(verb=name, example=VERBS[name].example))
         return
-    catching = stop_signals.caught(ends_process=ends_process) if name == "fit" else nullcontext()
+    catching = stop_signals.caught(ends_process=ends_process) if name in RUNS else nullcontext()
     keep_memory()
     try:
         with catching:
             _call(name, rest, asks_help=asks_help, ends_process=ends_process)
-    except (ValueError, OSError, FloatingPointError, ArgumentError) as error:
+    except (*KIND, ArgumentError) as error:
         if TRACEBACK in os.environ:
             raise
         print(f"veca: error: {error}", file=sys.stderr)
@@ -199,6 +199,8 @@ def _call(name: str, rest: list[str], *, asks_help: bool, ends_process: bool) ->
         function(rest, prog="veca data")
     elif name in RUNS:
         words = [name, *("--help" if word == "--help-keys" else word for word in rest)]
+        if name != "fit":
+            stop_signals.let_go()  # there is nothing to save
         function(None if ends_process and words == sys.argv[1:] else words)
     else:
         example = f"veca {name} {verb.example}".strip()

@@ -167,7 +167,7 @@ def _evict(path: Path) -> int:
 def _exclusive(path: Path, *, wait: bool) -> Iterator[IO[bytes] | None]:
     """Create or open a file and hold it exclusively; None where another has it and `wait` is off."""
     while True:
-        with open(os.open(path, os.O_RDWR | os.O_CREAT, 0o644), "r+b") as file:  # noqa: PTH123 (a descriptor)
+        with open(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b") as file:  # noqa: PTH123 (a descriptor)
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
             except BlockingIOError:

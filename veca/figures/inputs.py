@@ -16,7 +16,6 @@ from torch import Tensor
 from veca.backbones.models import ProbedModel, open_model
 from veca.backbones.networks import VecaNetwork
 from veca.backbones.types import ProbeFeatures
-from veca.data.views import normalise
 from veca.data.folders import check_regular, read_named
 from veca.data.views import normalise
 from veca.model import Veca

@@ -9,6 +9,7 @@ Shapes: B batch, C active cores, N patches, D width.
 
 import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -16,9 +17,13 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.backbone_utils import BackboneMixin
 from transformers.modeling_outputs import BackboneOutput, BaseModelOutputWithPooling
+from transformers.utils.hub import cached_file
 
 from veca.interop.config import VecaConfig
 from veca.model import Veca
+from veca.model.hub import WEIGHTS_NAME, read_tensors, write_tensors
+
+_WHERE = ("cache_dir", "token", "revision", "local_files_only", "subfolder")  # arguments that locate a file
 
 
 @dataclass
@@ -44,9 +49,36 @@ class VecaPreTrainedModel(PreTrainedModel):
         self.veca = Veca(**config.size.as_dict())
         self.post_init()  # type: ignore[no-untyped-call]  # transformers does not type it
 
-    def save_pretrained(self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
+    def save_pretrained(
+        self,
+        save_directory: str | os.PathLike[str],
+        is_main_process: bool = True,
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
         kwargs.setdefault("state_dict", self.veca.state_dict())
-        super().save_pretrained(save_directory, *args, **kwargs)
+        super().save_pretrained(save_directory, is_main_process, *args, **kwargs)
+        weights = Path(save_directory) / WEIGHTS_NAME
+        if is_main_process and weights.is_file():
+            write_tensors(weights, read_tensors(weights))  # with their checksum
+
+    @classmethod
+    def from_pretrained(
+        cls, pretrained_model_name_or_path: str | os.PathLike[str] | None, *args: Any, **kwargs: Any
+    ) -> Any:
+        if pretrained_model_name_or_path is not None:
+            where = {name: kwargs[name] for name in _WHERE if kwargs.get(name) is not None}
+            found = cached_file(
+                pretrained_model_name_or_path,
+                WEIGHTS_NAME,
+                **where,
+                _raise_exceptions_for_gated_repo=False,
+                _raise_exceptions_for_missing_entries=False,
+                _raise_exceptions_for_connection_errors=False,
+            )  # what cannot be found is for transformers to tell
+            if found is not None:
+                read_tensors(Path(found))  # compares the checksum
+        return super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
 
     def get_input_embeddings(self) -> nn.Module:
         return self.veca.patch_embed

@@ -1,19 +1,20 @@
 """A model as a folder: model.safetensors, config.json (`model_type: veca` and the size fields), README.md.
 
 The one format of our loader, the Hub and transformers, which also wants preprocessor_config.json. Nothing in
-it can execute. What is known about the weights (`facts`: teacher, data, results) travels in config.json and
-is told in the README.
+it can execute. model.safetensors carries the checksum of its tensors among its metadata. What is known about
+the weights (`facts`: teacher, data, results) travels in config.json and is told in the README.
 """
 
 import copy
 import json
+import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast
 
 import torch
 from huggingface_hub import ModelCard, ModelHubMixin, hf_hub_download
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from veca.model.sizes import Size
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 MODEL_TYPE = "veca"
 WEIGHTS_NAME = "model.safetensors"
 CONFIG_NAME = "config.json"
+CHECKSUM_KEY = "veca_crc32"  # among the metadata of model.safetensors, which other readers pass over
 
 PREPROCESSOR_NAME = "preprocessor_config.json"
 PREPROCESSOR = {"image_processor_type": "VecaImageProcessor", "resolution": 256}
@@ -103,9 +105,7 @@ class HubFolder(
 
     def _save_pretrained(self, save_directory: Path) -> None:
         model = cast("Veca", self)
-        tensors = {name: tensor.detach().contiguous() for name, tensor in model.state_dict().items()}
-        with atomic_path(save_directory / WEIGHTS_NAME) as path:
-            save_file(tensors, path, metadata={"format": "pt"})
+        write_tensors(save_directory / WEIGHTS_NAME, model.state_dict())
         config = {"model_type": MODEL_TYPE, "architectures": ["VecaModel"], **model.size.as_dict()}
         if self.facts:
             config["facts"] = self.facts
@@ -171,13 +171,39 @@ def read_config(path: Path) -> Size:
     return Size(**{name: value for name, value in config.items() if name in known})
 
 
+def write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
+    """Write a safetensors file that carries the checksum of its tensors."""
+    whole = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
+    with atomic_path(path) as temporary:
+        save_file(whole, temporary, metadata={"format": "pt", CHECKSUM_KEY: _checksum(whole)})
+
+
 def read_tensors(path: Path) -> dict[str, Tensor]:
+    """The tensors of a safetensors file, which must have the checksum it states; older files state none."""
     if not path.is_file():
         raise FileNotFoundError(f"no {path.name} in {path.parent}: not a saved model.")
     try:
-        return load_file(path)
+        with safe_open(path, framework="pt") as file:
+            stated = (file.metadata() or {}).get(CHECKSUM_KEY)
+            tensors: dict[str, Tensor] = file.get_tensors()
     except SafetensorError as error:
         raise ValueError(f"{path} is not an intact safetensors file: {error}.") from None
+    if stated is not None and stated != (found := _checksum(tensors)):
+        raise ValueError(
+            f"{path} is damaged: its tensors have the checksum {found}, but were saved with {stated}. Copy "
+            "it again from where it is whole, or convert the checkpoint again."
+        )
+    return tensors
+
+
+def _checksum(tensors: dict[str, Tensor]) -> str:
+    """CRC-32 of names, types, shapes and values, as the zip of a checkpoint has it: against flipped bits."""
+    value = 0
+    for name, tensor in sorted(tensors.items()):
+        value = zlib.crc32(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode(), value)
+        # As bytes: numpy has no bfloat16.
+        value = zlib.crc32(tensor.cpu().reshape(-1).view(torch.uint8).numpy().data, value)
+    return f"{value:08x}"
 
 
 def build_model(cls: "type[Veca]", size: Size, tensors: dict[str, Tensor], *, source: str) -> "Veca":

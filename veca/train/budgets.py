@@ -25,8 +25,8 @@ from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 from torch.distributed import ProcessGroup, ReduceOp, new_group
 from torch.nn.parallel import DistributedDataParallel
 
-from veca.train.launcher import RankLauncher
 from veca.model.cores import CoreBank
+from veca.train.launcher import RankLauncher
 
 BLOCK = 1024  # steps per shared block; far more than any loader prefetches
 STRATEGY_NAME = "veca_ddp"

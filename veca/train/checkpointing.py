@@ -13,7 +13,6 @@ is not read: whatever continues from it stays lost.
 
 import logging
 import shutil
-import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
 
-from veca.checkpoint import read_pickle
+from veca.checkpoint import checksum_problem, read_pickle
 from veca.utils.files import atomic_path
 
 LAST = "last"
@@ -159,15 +158,10 @@ def _step(path: Path) -> int:
 
 def _content_problem(path: Path) -> str | None:
     """Compare every part with its checksum, which torch does not do; then look for a NaN."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            bad = archive.testzip()
-        problem = None if bad else nonfinite(read_pickle(path, lazily=True))
-    except (OSError, zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:
-        return f"{path}: {error}"
-    if bad is not None:
-        problem = f"the checksum of {bad} does not hold"
-    return problem and f"{path}: {problem}"
+    problem = checksum_problem(path)
+    if problem is None and (bad := nonfinite(read_pickle(path, lazily=True))):
+        problem = f"{path}: {bad}"
+    return problem
 
 
 def _floating(tree: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:

@@ -24,16 +24,13 @@ from veca.checkpoint import CONTROL_KEY, SIZE_KEY, load_model
 from veca.data.cached_arrays import open_targets
 from veca.data.datamodule import ShardDataModule
 from veca.data.views import normalise
-from veca.data.views import normalise
-from veca.train.validation import ConstantBaseline, GridMean
-from veca.train.guard import NanGuard
-from veca.train.losses import Losses, distillation_loss
 from veca.model import Veca, create_model
 from veca.model.sizes import resolve_size
 from veca.optim.settings import Optimization
 from veca.teachers import CachedTargets, Teacher
 from veca.train.budgets import BudgetSchedule, StepPlan, share_by
 from veca.train.compiling import CompileModels, trains_in_bf16_on_cpu
+from veca.train.guard import NanGuard
 from veca.train.losses import Losses, distillation_loss
 from veca.train.validation import ConstantBaseline, GridMean
 from veca.types import Batch, Features, Targets

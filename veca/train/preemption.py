@@ -15,9 +15,6 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from veca.train.budgets import any_rank
 from veca.train.slurm import requeue, under_slurm
-from veca.utils.signals import stop_signals
-from veca.train.budgets import any_rank
-from veca.train.slurm import requeue, under_slurm
 from veca.utils.leaving import STOPPED
 from veca.utils.signals import stop_signals
 

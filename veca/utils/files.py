@@ -10,12 +10,18 @@ from pathlib import Path
 def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Yield a temporary name beside `path`; on success sync it and rename it into place, else remove it.
 
-    The name depends on the process, so that two writers of one file do not share a temporary.
+    The name depends on the process, so that two writers of one file do not share a temporary. Whoever may
+    read a new file of this process, by its umask, may read this one, however it was written: safetensors
+    makes a file for its owner only.
     """
     final = Path(path)
     temporary = final.with_name(f".{final.name}.{os.getpid()}.tmp")
     try:
+        temporary.touch()
+        mode = temporary.stat().st_mode  # asked of a file: a process can read its umask only by changing it
         yield temporary
+        if temporary.stat().st_mode != mode:
+            temporary.chmod(mode)
         with temporary.open("rb") as file:
             os.fsync(file.fileno())
         temporary.replace(final)
