@@ -1,9 +1,10 @@
 """A loopback HTTP server that misbehaves on request."""
 
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -16,12 +17,16 @@ class ShardServer:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.faults: dict[str, list[Fault]] = {}
+        self.moved: dict[str, str] = {}
         self.gets: Counter[str] = Counter()
         self.stop_stalling = threading.Event()
 
     def answer(self, request: BaseHTTPRequestHandler, *, body: bool) -> None:
         name = request.path.lstrip("/")
         path = self.folder / name
+        if name in self.moved:
+            redirect(self.moved[name])(request, b"")
+            return
         if not path.is_file():
             request.send_error(404)
             return
@@ -63,6 +68,26 @@ def too_long(request: BaseHTTPRequestHandler, data: bytes) -> None:
 
 def unavailable(request: BaseHTTPRequestHandler, data: bytes) -> None:
     request.send_error(503)
+
+
+def redirect(target: str) -> Fault:
+    def answer(request: BaseHTTPRequestHandler, data: bytes) -> None:
+        request.send_response(302)
+        request.send_header("Location", target)
+        request.send_header("Content-Length", "0")
+        request.end_headers()
+
+    return answer
+
+
+def trickle(request: BaseHTTPRequestHandler, *parts: bytes) -> None:
+    """All of these but the last as they are, and the last one byte by byte, until nobody listens."""
+    with suppress(OSError):
+        for part in parts[:-1]:
+            request.wfile.write(part)
+        for place in range(len(parts[-1])):
+            request.wfile.write(parts[-1][place : place + 1])
+            time.sleep(0.02)
 
 
 @contextmanager

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 FORMAT = "veca-shards"
 VERSION = 1
 INDEX_NAME = "index.json"
+MAX_INDEX_BYTES = 64 << 20  # of an index.json: 400,000 shards
 SPLITS = ("train", "val", "test")
 
 _SHARD_NAME = re.compile(rf"({'|'.join(SPLITS)})-\d{{6}}\.tar")
@@ -57,6 +58,11 @@ def shard_name(split: str, number: int) -> str:
 
 def offsets_name(shard: str) -> str:
     return shard.removesuffix(".tar") + ".offsets.npy"
+
+
+def max_offsets_bytes(samples: int) -> int:
+    """The most that the offsets of a shard may take: the numbers, and a header."""
+    return 8 * (samples + 1) + 4096
 
 
 def index_to_json(index: ShardIndex) -> str:
@@ -94,6 +100,12 @@ def load_index(folder: str | os.PathLike[str]) -> ShardIndex:
     path = Path(folder) / INDEX_NAME
     if not path.is_file():
         raise FileNotFoundError(f"no {INDEX_NAME} in {folder}. Make shards there with `make shards`.")
+    size = path.stat().st_size
+    if size > MAX_INDEX_BYTES:
+        raise ValueError(
+            f"{path} has {size:,} bytes, but an index has at most {MAX_INDEX_BYTES:,}. Make larger shards, "
+            "or several folders of them."
+        )
     # A byte that is not UTF-8 becomes one that is not JSON, or a name that is not a shard's.
     return index_from_json(path.read_text(encoding="utf-8", errors="replace"), source=str(path))
 

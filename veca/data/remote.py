@@ -21,6 +21,8 @@ from typing import IO, Any
 from veca.data.download import Downloader
 from veca.data.index import ShardInfo
 from veca.utils.files import atomic_path
+from veca.data.index import ShardInfo, max_offsets_bytes
+from veca.utils.files import atomic_path
 
 _OFFSETS = ".offsets.npy"
 
@@ -71,7 +73,7 @@ class ShardCache:
         path = self.path(info).with_suffix(_OFFSETS)
         if not path.exists():
             with atomic_path(path) as temporary:
-                temporary.write_bytes(self.downloader.read(url))
+                temporary.write_bytes(self.downloader.read(url, max_bytes=max_offsets_bytes(info.samples)))
         return path
 
     def prefetch(self, shards: Wanted) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from veca.data.download import Downloader, is_url
 from veca.data.index import (
     INDEX_NAME,
+    MAX_INDEX_BYTES,
     ShardIndex,
     ShardInfo,
     index_from_json,
@@ -107,7 +108,8 @@ def _read_index(folder: str) -> ShardIndex:
     if not is_url(folder):
         return load_index(folder)
     location = f"{folder}/{INDEX_NAME}"
-    return index_from_json(Downloader().read(location).decode("utf-8"), source=location)
+    content = Downloader().read(location, max_bytes=MAX_INDEX_BYTES)
+    return index_from_json(content.decode("utf-8"), source=location)
 
 
 def _shard_problems(shard: Shard) -> Iterator[str]:
