@@ -24,7 +24,7 @@ from veca_data.pool import advance
 from veca_data.records import PARTS, Record, read_record, write_record
 from veca_data.sources import read_entry
 from veca_data.splits import OUTSIDE, first_of_each, folder_splits, split_orders
-from veca_data.tars import BrokenArchive, spill
+from veca_data.tars import spill
 from veca_data.writer import SampleWriter
 
 _NOTHING = np.zeros(0, dtype=np.int64)

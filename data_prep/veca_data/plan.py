@@ -36,7 +36,7 @@ from veca_data.splits import (
     folder_splits,
     split_orders,
 )
-from veca_data.tars import BrokenArchive, stream_tar
+from veca_data.tars import stream_tar
 
 DEFAULT_SHARD_BYTES = 256_000_000
 MAX_SHARD_SAMPLES = 10_000  # of a shard by bytes

@@ -29,7 +29,7 @@ from veca_data.listing import Listing, ListingBuilder, Reject
 from veca_data.pool import advance, num_workers, run_tasks
 from veca_data.sources import Source, Stream, open_source, read_entry
 from veca_data.splits import folder_splits
-from veca_data.tars import BrokenArchive, hides, stream_tar
+from veca_data.tars import hides, stream_tar
 
 _BATCH = 512
 _EXAMPLES = 5

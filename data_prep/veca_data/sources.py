@@ -32,7 +32,7 @@ from veca.data.folders import (
     walk,
 )
 from veca.data.tars import BrokenArchive, open_archive
-from veca_data.images import MAX_FILE_BYTES, is_image_name
+from veca_data.images import is_image_name
 from veca_data.listing import MISSING, Entry, Listing, ListingBuilder, Reject
 from veca_data.objects365 import is_annotation_name, missing_images
 from veca_data.tars import PLAIN_SUFFIXES, STREAM_SUFFIXES, hides, list_tar

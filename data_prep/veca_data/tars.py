@@ -15,7 +15,7 @@ from typing import IO, NamedTuple, cast
 
 from veca.data.folders import MAX_FILE_BYTES
 from veca.data.tars import BrokenArchive, DamagedTar, Header, TarStream, list_members, open_archive
-from veca_data.images import MAX_FILE_BYTES, is_image_name
+from veca_data.images import is_image_name
 from veca_data.listing import Listing, ListingBuilder, Reject
 from veca_data.pool import advance
 

@@ -11,7 +11,7 @@ from tests.data import hostile
 from veca.data import folders
 from veca.data.decode import BadImage
 from veca.data.folders import CYCLE, MAX_FILE_BYTES, check_regular, read_file, read_named, walk
-from veca.data.pixels import preprocess
+from veca.data.views import preprocess
 
 
 @pytest.fixture(autouse=True)

@@ -20,8 +20,8 @@ from tests.data.run_fit import data_module
 from veca.data.batches import BuiltBatch, Skipped
 from veca.data.loader import Progress, SkipTally, TrainLoader
 from veca.data.stream import Position
-from veca.signals import outlive_signals
 from veca.types import Batch
+from veca.utils.signals import outlive_signals
 
 RUN_RANKS = Path(__file__).with_name("run_ranks.py")
 # Every way to start workers; three of them are quick enough for each run of the tests.

@@ -9,16 +9,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.data import hostile
+from veca.data.decode import BadImage
+from veca_data import tars
 from veca_data.estimate import estimate_shards
 from veca_data.images import Encoding
 from veca_data.scan import scan
 from veca_data.shards import make_shards
 from veca_data.sources import open_source, read_entry
 from veca_data.tars import stream_tar
-
-from veca_data import tars
-from tests.data import hostile
-from veca.data.decode import BadImage
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from veca.data.tars import BrokenArchive
-from veca_data.tars import BrokenArchive, hides, list_tar, spill, stream_tar
+from veca_data.tars import hides, list_tar, spill, stream_tar
 
 MEMBERS = {f"patch0/img_{i}.jpg": bytes([i]) * (100 + 400 * i) for i in range(5)}
 

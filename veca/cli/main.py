@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from jsonargparse import ArgumentError
 
-from veca.cli.main.main.args import VerbParser
+from veca.cli.args import VerbParser
 from veca.utils.leaving import KIND, TRACEBACK
 from veca.utils.memory import keep_memory
 from veca.utils.signals import stop_signals
@@ -39,15 +39,15 @@ VERBS = {
         "recipes/pretrain_base.yaml",
         ("recipe",),
     ),
-    "fit": Verb("veca.cli.main.main.fit:main", "train: one recipe, one run", "--config recipes/cpu_tiny.yaml"),
+    "fit": Verb("veca.cli.fit:main", "train: one recipe, one run", "--config recipes/cpu_tiny.yaml"),
     "validate": Verb(
-        "veca.cli.main.main.fit:main",
+        "veca.cli.fit:main",
         "losses over resolutions × budgets, on the val shards",
         _RUN,
     ),
-    "test": Verb("veca.cli.main.main.fit:main", "the same on the test shards", _RUN),
+    "test": Verb("veca.cli.fit:main", "the same on the test shards", _RUN),
     "predict": Verb(
-        "veca.cli.main.main.fit:main",
+        "veca.cli.fit:main",
         "features of the val shards, into the run's folder",
         _RUN,
     ),

@@ -19,8 +19,6 @@ from pathlib import Path
 from typing import IO, Any
 
 from veca.data.download import Downloader
-from veca.data.index import ShardInfo
-from veca.utils.files import atomic_path
 from veca.data.index import ShardInfo, max_offsets_bytes
 from veca.utils.files import atomic_path
 
