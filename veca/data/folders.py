@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from veca.data.decode import BadImage
 
+IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff"})
 # An uncompressed image of 16 bits a channel with as many pixels as the decoder accepts has 2^29 bytes.
 MAX_FILE_BYTES = 2**29
 
@@ -101,6 +102,33 @@ def walk(root: Path, is_wanted: Callable[[str], bool]) -> Iterator[Found]:
     yield from walker.linked_files()
 
 
+def list_files(root: Path, suffixes: frozenset[str] = IMAGE_SUFFIXES) -> tuple[list[str], int]:
+    """Sorted names of all files below a folder with one of the suffixes, and how many others there are."""
+    if not root.is_dir():
+        raise FileNotFoundError(f"there is no folder {root}.")
+    found, refused, others = find_files(root, suffixes)
+    for name, problem in refused:
+        print(f"{root / name}: {problem}; not read")
+    return [name for name, _ in found], others
+
+
+def find_files(root: Path, suffixes: frozenset[str] = IMAGE_SUFFIXES) -> tuple[list[Found], list[Found], int]:
+    """Files with one of the suffixes, names that are refused, and how many others there are.
+
+    Two links to one file are both given, and the second is marked: in a cache of downloads they are how two
+    images have equal masks.
+    """
+    found, refused, others = list[Found](), list[Found](), 0
+    for each in walk(root, lambda name: _suffix(name) in suffixes):
+        if each.problem not in (None, REPEATED_FILE, REPEATED_FOLDER):
+            refused.append(each)
+        elif each.problem != REPEATED_FOLDER and _suffix(each.name) in suffixes:
+            found.append(each)
+        else:
+            others += 1
+    return sorted(found, key=lambda each: each.name), sorted(refused, key=lambda each: each.name), others
+
+
 class _Walker:
     def __init__(self, root: Path, is_wanted: Callable[[str], bool]) -> None:
         self.folder_links: list[tuple[str, tuple[_Identity, ...]]] = []
@@ -176,3 +204,7 @@ def _check_kind(status: os.stat_result) -> None:
 
 def _kind(mode: int) -> str:
     return _KINDS.get(stat.S_IFMT(mode), "no regular file")
+
+
+def _suffix(name: str) -> str:
+    return os.path.splitext(name)[1].lower()  # noqa: PTH122  a Path would cost 2 µs

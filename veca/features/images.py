@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from veca.data.decode import BadImage
-from veca.data.folders import REPEATED_FILE, check_regular, read_file
+from veca.data.folders import REPEATED_FILE, check_regular, find_files, read_file
 from veca.data.index import INDEX_NAME, SPLITS
 from veca.data.reader import BadSample, ShardReader
 from veca.data.sources import check_shards, open_sources
-from veca.probes.datasets.finding import find_files
 
 _MAX_OPEN = 64  # shards
 

@@ -16,11 +16,10 @@ from torch import Tensor
 from veca.backbones.models import ProbedModel, open_model
 from veca.backbones.networks import VecaNetwork
 from veca.backbones.types import ProbeFeatures
-from veca.data.folders import check_regular, read_named
+from veca.data.folders import check_regular, list_files, read_named
 from veca.data.views import normalise
 from veca.model import Veca
 from veca.model.veca import Trace
-from veca.probes.datasets.finding import list_files
 from veca.probes.settings import Names, Numbers, side_step, split_names
 from veca.probes.types import Item
 from veca.probes.views import CentreView

@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from veca.probes.datasets.finding import files_of, list_files, read_lines, say_ignored
+from veca.data.folders import list_files
+from veca.probes.datasets.finding import files_of, read_lines, say_ignored
 from veca.probes.datasets.mat import read_mat
 from veca.probes.datasets.names import CONTEXT_59
 from veca.probes.datasets.pairs import FolderPairs, Meaning, Pair, table_of

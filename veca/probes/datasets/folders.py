@@ -4,7 +4,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from veca.probes.datasets.finding import first, labelled, list_files, say_ignored
+from veca.data.folders import list_files
+from veca.probes.datasets.finding import first, labelled, say_ignored
 from veca.probes.datasets.splits import Contents
 
 

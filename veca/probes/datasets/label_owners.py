@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from veca.probes.datasets.finding import files_of, labelled, list_files, read_lines, say_ignored
+from veca.data.folders import list_files
+from veca.probes.datasets.finding import files_of, labelled, read_lines, say_ignored
 from veca.probes.datasets.folders import ClassFolders
 from veca.probes.datasets.mat import read_mat
 from veca.probes.datasets.splits import Contents, ListedSplit, SeveralLabels

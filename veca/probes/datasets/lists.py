@@ -7,14 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from veca.probes.datasets.finding import (
-    check_classes,
-    files_of,
-    first,
-    labelled,
-    numbered,
-    read_lines,
-)
+from veca.probes.datasets.finding import check_classes, files_of, first, labelled, numbered, read_lines
 from veca.probes.datasets.splits import Contents, ListedSplit, SeveralLabels
 from veca.probes.types import IGNORED
 

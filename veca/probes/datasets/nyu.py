@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from veca.probes.datasets.finding import files_of, list_files
+from veca.data.folders import list_files
+from veca.probes.datasets.finding import files_of
 from veca.probes.datasets.mat import open_hdf5, read_mat
 from veca.probes.datasets.pairs import MILLIMETRE, FolderPairs, Meaning, find_pairs, is_deep
 from veca.probes.datasets.splits import Contents, Depths, ListedSplit, encode

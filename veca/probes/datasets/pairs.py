@@ -23,17 +23,8 @@ from PIL import Image
 
 from veca.backbones.types import Task
 from veca.data.decode import FORMATS
-from veca.data.folders import read_named
-from veca.probes.datasets.finding import (
-    HELD_OUT,
-    IMAGE_SUFFIXES,
-    files_of,
-    first,
-    list_files,
-    numbered,
-    read_lines,
-    say_ignored,
-)
+from veca.data.folders import IMAGE_SUFFIXES, list_files, read_named
+from veca.probes.datasets.finding import HELD_OUT, files_of, first, numbered, read_lines, say_ignored
 from veca.probes.datasets.splits import UNKNOWN, Contents, Depths, Files, ListedSplit, Masks, Targets
 from veca.probes.types import IGNORED
 
