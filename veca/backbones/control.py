@@ -71,6 +71,7 @@ class TransformersStudent(nn.Module):
         self.model = transformers.DINOv3ViTModel(config)
         # Only masked pretraining uses it; a trainable parameter without gradient stops DDP.
         self.model.embeddings.mask_token.requires_grad_(False)
+        self._eager_inference = False
         self.output_proj = nn.Linear(shape.width, out_width) if out_width else None
         if self.output_proj is not None:
             nn.init.trunc_normal_(self.output_proj.weight, std=0.02)
@@ -88,7 +89,9 @@ class TransformersStudent(nn.Module):
             raise ValueError(
                 f"images must be normalised floats; got {images.dtype}. Use veca.preprocess or normalise."
             )
-        x: Tensor = self.model(pixel_values=images).last_hidden_state  # (B, C + N, D)
+        eager = self._eager_inference and not torch.is_grad_enabled()
+        run = self.model.forward if eager else self.model
+        x: Tensor = run(pixel_values=images).last_hidden_state  # (B, C + N, D)
         if self.output_proj is not None:
             x = self.output_proj(x)
         grid = images.shape[-2] // PATCH_SIZE, images.shape[-1] // PATCH_SIZE
@@ -106,8 +109,10 @@ class TransformersStudent(nn.Module):
         return True
 
     def compile_blocks(self, **options: Any) -> None:
-        """Compile in place; parameter names do not change. `options` go to `torch.compile`."""
-        self.model.compile(**{"dynamic": True, **options})
+        """Compile in place, as `Veca.compile_blocks` does; `options` go to `torch.compile`."""
+        options = {"dynamic": True, **options}
+        self._eager_inference = not options["dynamic"]
+        self.model.compile(**options)
 
 
 def load_control(source: str | Path) -> TransformersStudent | None:

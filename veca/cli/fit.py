@@ -116,7 +116,7 @@ class VecaCLI(LightningCLI):
             config.ckpt_path, self._folder / "checkpoints", may_be_missing=self.subcommand == "fit"
         )
         if config.trainer.precision == AUTO:
-            recorded = recorded_precision(self._folder / "config.yaml") if self._ckpt_path else None
+            recorded = None if self._ckpt_path is None else recorded_precision(self._ckpt_path)
             config.trainer.precision = recorded or resolve_precision(
                 AUTO, accelerator=config.trainer.accelerator
             )

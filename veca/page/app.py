@@ -18,6 +18,7 @@ from veca.model import Veca
 from veca.page.looking import Visit, cost
 from veca.page.pictures import SHOWN, Choice, core_at, cost_table, draw_sides
 from veca.page.samples import Samples, sample_images
+from veca.utils.precision import FLOAT32, InferencePrecision
 
 SIDES = (8, 16, 24, 32)  # of the view, in patches: 128, 256, 384 and 512 pixels
 MAX_UPLOAD = "20mb"
@@ -62,7 +63,7 @@ class Controls(NamedTuple):
     seen: Any
 
 
-def build_page(model: Veca, *, title: str) -> gr.Blocks:
+def build_page(model: Veca, *, title: str, precision: InferencePrecision = FLOAT32) -> gr.Blocks:
     """The page of one model."""
     samples = sample_images()
     page = gr.Blocks(title=title, analytics_enabled=False, fill_width=True, delete_cache=(KEPT_SECONDS,) * 2)
@@ -71,7 +72,7 @@ def build_page(model: Veca, *, title: str) -> gr.Blocks:
         with gr.Row():
             controls = _controls(model, list(samples))
             sides = [_side(model, "A", model.budgets[0]), _side(model, "B", model.budgets[-1])]
-        _wire(page, model, controls, sides, samples)
+        _wire(page, model, controls, sides, samples, precision)
     return page
 
 
@@ -126,6 +127,7 @@ def _wire(
     controls: Controls,
     sides: list[Side],
     samples: Samples,
+    precision: InferencePrecision,
 ) -> None:
     """Every touch changes the visit or the choice, then everything is drawn again from them."""
     visit = gr.State(None, time_to_live=VISIT_SECONDS)
@@ -134,7 +136,7 @@ def _wire(
     given = [visit, choice, controls.resolution, *(side.budget for side in sides)]
 
     def redraw(visit: Visit | None, choice: Choice, resolution: int, *budgets: float | None) -> list[Any]:
-        return _redraw(model, visit, choice, resolution, budgets)
+        return _redraw(model, visit, choice, resolution, budgets, precision)
 
     def on(event: Any, change: Any, inputs: Any, outputs: Any) -> None:
         event(change, inputs, outputs, **_QUIET).then(redraw, given, shown, **_QUIET)
@@ -157,12 +159,19 @@ def _wire(
 
 
 def _redraw(
-    model: Veca, visit: Visit | None, choice: Choice, resolution: int, budgets: tuple[float | None, ...]
+    model: Veca,
+    visit: Visit | None,
+    choice: Choice,
+    resolution: int,
+    budgets: tuple[float | None, ...],
+    precision: InferencePrecision,
 ) -> list[Any]:
     if visit is None:
         raise gr.Error("This visit has ended. Reload the page.", print_exception=False)
     chosen = [_nearest_budget(model, budget) for budget in budgets]
-    looks = [visit.look(model, resolution=resolution, budget=budget) for budget in chosen]
+    looks = [
+        visit.look(model, resolution=resolution, budget=budget, precision=precision) for budget in chosen
+    ]
     view = visit.view(resolution)
     sides = draw_sides(view, looks, choice, num_cores=model.size.num_cores)
     outputs: list[Any] = [view.resize(SHOWN, Image.Resampling.BICUBIC)]

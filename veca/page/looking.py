@@ -19,6 +19,7 @@ from veca.data.views import normalise
 from veca.flops.model import student_flops
 from veca.model import Size, Veca
 from veca.utils.maps import num_interactions
+from veca.utils.precision import FLOAT32, InferencePrecision, computing_in
 
 MAX_LOOKS = 16  # remembered per visitor
 
@@ -55,25 +56,28 @@ class Visit:
             self.views[resolution] = Image.fromarray(np.ascontiguousarray(array.transpose(1, 2, 0)))
         return self.views[resolution]
 
-    def look(self, model: Veca, *, resolution: int, budget: int) -> Look:
+    def look(
+        self, model: Veca, *, resolution: int, budget: int, precision: InferencePrecision = FLOAT32
+    ) -> Look:
         """Looked at once, remembered for the next touch of the page."""
         key = (resolution, budget)
         if key not in self.looks:
             while len(self.looks) >= MAX_LOOKS:
                 del self.looks[next(iter(self.looks))]
-            self.looks[key] = look_at(model, self.view(resolution), budget=budget)
+            self.looks[key] = look_at(model, self.view(resolution), budget=budget, precision=precision)
         return self.looks[key]
 
 
 @torch.inference_mode()
-def look_at(model: Veca, view: Image.Image, *, budget: int) -> Look:
+def look_at(model: Veca, view: Image.Image, *, budget: int, precision: InferencePrecision = FLOAT32) -> Look:
     """Run the model on a square picture."""
     parameter = model.patch_embed.weight
     pixels = torch.from_numpy(np.array(view)).permute(2, 0, 1)[None]
     images = normalise(pixels.to(parameter.device), dtype=parameter.dtype)
-    trace = model.trace(images, budget=budget)  # also warms up what is timed next
-    start = time.perf_counter()
-    model(images, budget=budget).cls.cpu()  # waits for a GPU to be done
+    with computing_in(precision, parameter.device):
+        trace = model.trace(images, budget=budget)  # also warms up what is timed next
+        start = time.perf_counter()
+        model(images, budget=budget).cls.cpu()  # waits for a GPU to be done
     milliseconds = 1000 * (time.perf_counter() - start)
     return Look(
         patches=trace.features.patches[0].float().cpu(),

@@ -4,11 +4,20 @@ import gradio as gr
 
 from veca.model import Veca
 from veca.page.app import CSS, MAX_UPLOAD, build_page
+from veca.utils.precision import FLOAT32, InferencePrecision
 
 
-def serve(model: Veca, *, title: str, host: str, port: int, wait: bool = True) -> gr.Blocks:
+def serve(
+    model: Veca,
+    *,
+    title: str,
+    host: str,
+    port: int,
+    precision: InferencePrecision = FLOAT32,
+    wait: bool = True,
+) -> gr.Blocks:
     """Serve until interrupted, or return at once when not to `wait`."""
-    page = build_page(model, title=title)
+    page = build_page(model, title=title, precision=precision)
     # Fonts of the visitor's machine: others would be fetched from elsewhere.
     theme = gr.themes.Default(primary_hue="orange", font=["system-ui", "sans-serif"], font_mono=["monospace"])
     try:

@@ -142,15 +142,23 @@ class Cached:
 
 
 def open_store(
-    cache: Path, backbone: Backbone, viewer: Viewer, *, digest: str, num_items: int, about: str
+    cache: Path,
+    backbone: Backbone,
+    viewer: Viewer,
+    *,
+    digest: str,
+    num_items: int,
+    about: str,
+    **decides: str,
 ) -> Store:
-    """The place of these features; `digest` is that of the data."""
+    """The place of these features; `digest` is that of the data, `decides` whatever else decides them."""
     parts = {
         "version": VERSION,
         "backbone": backbone.fingerprint(),
         "budget": backbone.budget,
         "data": digest,
         **viewer.rule(),
+        **decides,
     }
     shard_items = CLASSIFY_ITEMS
     if viewer.dense:

@@ -16,6 +16,8 @@ from lightning.fabric.strategies.ddp import DDPStrategy
 
 from veca.backbones.models import open_model
 from veca.backbones.types import Backbone, ProbedModel, Task
+from veca.utils.files import write_text_atomic
+from veca.utils.precision import FLOAT32, InferencePrecision, computing_in, resolve_precision
 from veca.probes.datasets import open_dataset
 from veca.probes.elastic import elastic_picture
 from veca.probes.features import extract
@@ -80,6 +82,7 @@ class Sweep:
     path: Path
     cache: Path
     fabric: Fabric
+    precision: str
     allow_remote_code: bool
 
     @property
@@ -117,6 +120,7 @@ def open_sweep(
     cache: Path | None = None,
     seeds: int = 3,
     devices: int | str = "auto",
+    precision: InferencePrecision = FLOAT32,
     allow_remote_code: bool = False,
 ) -> Sweep:
     """Open a model and data and check what is asked for, before any work.
@@ -134,6 +138,8 @@ def open_sweep(
         cache: Folder for features; by default probe-cache beside the JSON. Delete it when you are done.
         seeds: Models with random weights to compare with; 0 for none.
         devices: Devices that make features, e.g. 8; by default all GPUs, or the CPU.
+        precision: Of the features: 32-true for numbers to compare with others. bf16-mixed takes less time on
+            GPUs and on CPUs that multiply bf16; auto is bf16-mixed there, 32-true elsewhere.
         allow_remote_code: Run the code that some model repositories bring along.
     """
     if seeds < 0:
@@ -158,6 +164,7 @@ def open_sweep(
         path=path,
         cache=cache or path.parent / CACHE_NAME,
         fabric=fabric,
+        precision=resolve_precision(precision, accelerator=fabric.device.type),
         allow_remote_code=allow_remote_code,
     )
 
@@ -169,7 +176,7 @@ def run_sweep(sweep: Sweep, probe: Probe) -> None:
         model=sweep.model,
         data=sweep.data,
         quantities=probe.quantities,
-        settings={**probe.settings, "seeds": sweep.seeds},
+        settings={**probe.settings, "seeds": sweep.seeds, **_unless_float32(sweep.precision)},
         counts={name: scanned.scan.counts for name, scanned in probe.splits.items()},
         unreadable={name: reason for one in probe.splits.values() for name, reason in one.unreadable.items()},
         paper=paper_cells(sweep.dataset.name, probe.quantities[0], budgets=sweep.grid.budgets),
@@ -213,7 +220,8 @@ def _measure(
     for name, store in stores.items():
         label = f"{_title(cell)}, {name}"
         items = probe.splits[name].items
-        extract(backbone, items, store, viewers[name], fabric=sweep.fabric, label=label)
+        with computing_in(sweep.precision, sweep.fabric.device):
+            extract(backbone, items, store, viewers[name], fabric=sweep.fabric, label=label)
     score = Score({}, {})
     if sweep.fabric.is_global_zero:
         score = probe.score({name: store.read() for name, store in stores.items()})
@@ -263,7 +271,13 @@ def _store(sweep: Sweep, scanned: Scanned, backbone: Backbone, viewer: Viewer) -
         digest=scanned.scan.digest,
         num_items=len(scanned.items),
         about=f"{sweep.data}, {scanned.name}",
+        **_unless_float32(sweep.precision),
     )
+
+
+def _unless_float32(precision: str) -> dict[str, str]:
+    """Named only where it is not float32: features and results of before there was a choice stay valid."""
+    return {} if precision == FLOAT32 else {"precision": precision}
 
 
 def _finished(path: Path) -> dict[str, Cell]:

@@ -1,12 +1,15 @@
-"""Compiled training on a CPU that multiplies bf16: one graph per budget and resolution, made before step 1.
+"""Training in bf16 on a CPU that multiplies it: plain attention, and one compiled graph per budget and size.
 
 Compiling takes about ten seconds per graph and saves a third of every step, so it is done where a run is long
-enough to gain by it, or where the recipe says so. Elsewhere `compile_student` compiles one graph for all
-budgets and sizes, on first use.
+enough to gain by it, or where the recipe says so; and before step 1, so that all steps take their own time.
+Elsewhere `compile_student` compiles one graph for all budgets and sizes, on first use.
 """
 
+import logging
+import sysconfig
 import time
 from itertools import product
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -22,24 +25,28 @@ if TYPE_CHECKING:
 
 
 class CompileModels(Callback):
-    """Compiles what `Distill` trains, and its teacher, as `compile_student` and `compile_teacher` say."""
+    """Prepares what `Distill` trains, and its teacher, as `compile_student` and `compile_teacher` say."""
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         module: Distill = pl_module  # type: ignore[assignment]
-        if module.compile_student and not trains_in_bf16_on_cpu(trainer):
-            module.student.compile_blocks()
+        if not trains_in_bf16_on_cpu(trainer):
+            if module.compile_student:
+                module.student.compile_blocks()
+        elif isinstance(module.student, Veca):
+            module.student.attend_plainly()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         module: Distill = pl_module  # type: ignore[assignment]
         if not trains_in_bf16_on_cpu(trainer):
             return
+        # Of the whole run, so that one which resumes decides as it did before.
         images = int(trainer.estimated_stepping_batches) * trainer.accumulate_grad_batches
         images *= max(trainer.datamodule.resolutions.batch_sizes.values())  # type: ignore[attr-defined]
         worth = images >= WORTH_COMPILING and has_cpp_compiler()
-        if module.teacher.compile_teacher is None and worth:
-            module.teacher.compile_fixed()
-        if (module.compile_student is None and worth) or module.compile_student:
+        if module.compile_student or (worth and module.compile_student is None):
             compile_static(trainer, module)
+        if worth and module.teacher.compile_teacher is None:
+            compile_teacher(trainer, module)
 
 
 def trains_in_bf16_on_cpu(trainer: Trainer) -> bool:
@@ -49,7 +56,7 @@ def trains_in_bf16_on_cpu(trainer: Trainer) -> bool:
 
 
 def compile_static(trainer: Trainer, module: "Distill") -> None:
-    """One graph per budget and resolution, made now: steps then all take their own time."""
+    """One graph of the student per budget and resolution, made now."""
     sizes = trainer.datamodule.resolutions.batch_sizes  # type: ignore[attr-defined]
     student = module.student
     budgets = module.schedule.drawn
@@ -59,13 +66,25 @@ def compile_static(trainer: Trainer, module: "Distill") -> None:
     student.compile_blocks(dynamic=False)
     start = time.monotonic()
     rank_zero_info(
-        f"compiling {len(budgets) * len(sizes)} graphs, {len(budgets)} budgets at {len(sizes)} resolutions …"
+        f"compiling the student, {len(budgets)} budgets at {len(sizes)} resolutions, before the first step …"
     )
-    channels = student.size.in_channels if isinstance(student, Veca) else 3
+    channels = student.size.in_channels
     with torch.random.fork_rng(devices=[]), trainer.precision_plugin.train_step_context():
         for budget, (resolution, count) in product(budgets, sizes.items()):
             images = torch.zeros(count, channels, resolution, resolution)
             features = student(images, budget=budget)
             (features.cls.float().sum() + features.patches.float().sum()).backward()
     student.zero_grad(set_to_none=True)
-    rank_zero_info(f"compiled in {time.monotonic() - start:.0f} s; the clock starts now.")
+    rank_zero_info(f"compiled the student in {time.monotonic() - start:.0f} s")
+
+
+def compile_teacher(trainer: Trainer, module: "Distill") -> None:
+    """One graph of the teacher per resolution, made now."""
+    sizes = trainer.datamodule.resolutions.batch_sizes  # type: ignore[attr-defined]
+    start = time.monotonic()
+    rank_zero_info(f"compiling the teacher at {len(sizes)} resolutions, before the first step …")
+    module.teacher.compile_fixed()
+    with trainer.precision_plugin.train_step_context():
+        for resolution, count in sizes.items():
+            module.teacher(torch.zeros(count, 3, resolution, resolution, dtype=torch.uint8))
+    rank_zero_info(f"compiled the teacher in {time.monotonic() - start:.0f} s")

@@ -6,15 +6,18 @@ before a run starts; the run's config.yaml then says what it came to.
 """
 
 import logging
-import os
-import shutil
+import sysconfig
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import Final, Literal
 
 import torch
 import yaml
 
-AUTO = "auto"
-FLOAT32, BF16 = "32-true", "bf16-mixed"
+AUTO: Final = "auto"
+FLOAT32: Final = "32-true"
+BF16: Final = "bf16-mixed"
+InferencePrecision = Literal["auto", "bf16-mixed", "32-true"]
 WORTH_COMPILING = 50_000  # images: below, making the graphs takes longer than they save
 
 log = logging.getLogger(__name__)
@@ -36,21 +39,34 @@ def cpu_multiplies_bf16() -> bool:
     return torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported()
 
 
-def recorded_precision(config: Path) -> str | None:
-    """What an earlier start of a run resolved its precision to; None where that is not known."""
+def recorded_precision(checkpoint: Path) -> str | None:
+    """What the run that wrote a checkpoint computed in, by its config.yaml; None where that is not known."""
+    config = checkpoint.absolute().parent.parent / "config.yaml"
     try:
         recorded = yaml.safe_load(config.read_text(encoding="utf-8"))["trainer"]["precision"]
-    except (OSError, KeyError, TypeError, yaml.YAMLError):
+    except (OSError, UnicodeDecodeError, KeyError, TypeError, yaml.YAMLError):
         return None
     return None if recorded in (None, AUTO) else str(recorded)
 
 
+def computing_in(precision: str, device: torch.device) -> AbstractContextManager[object]:
+    """Frozen models run in this precision inside the block; 32-true leaves them as they are."""
+    if resolve_precision(precision, accelerator=device.type) != BF16:
+        return nullcontext()
+    return torch.autocast(device.type, dtype=torch.bfloat16)
+
+
 def has_cpp_compiler() -> bool:
-    """Whether torch can compile for a CPU here; says so once where it cannot."""
-    wanted = os.environ.get("CXX")
-    found = any(shutil.which(name) for name in ([wanted] if wanted else ["g++", "clang++"]))
-    if not found:
-        log.warning(
-            "no C++ compiler: models run uncompiled, about a third slower. Install g++ to change that."
-        )
-    return found
+    """Whether torch finds here what it compiles for a CPU with; where not, says what is missing."""
+    from torch._inductor import cpp_builder, exc  # only where something is compiled: it takes a while
+
+    try:
+        cpp_builder.get_cpp_compiler()
+    except exc.InvalidCxxCompiler:
+        missing = "no C++ compiler (g++, or what the variable CXX names)"
+    else:
+        if (Path(sysconfig.get_path("include")) / "Python.h").is_file():
+            return True
+        missing = "no Python.h (Debian: python3-dev)"
+    log.warning("%s: models run uncompiled, about a third slower. Install it to change that.", missing)
+    return False
