@@ -7,7 +7,6 @@ shards, by whichever rank finds that none is missing.
 
 import hashlib
 import json
-import sys
 from collections import Counter
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
@@ -31,6 +30,9 @@ from veca_data.cache_views import SplitShard, ViewBatch, ViewData
 from veca_data.listing import Reject
 from veca_data.records import PARTS, Record, Summary, read_record, write_record
 from veca_data.writer import SampleWriter
+from veca.utils.files import atomic_path, write_text_atomic
+from veca.progress import progress_bar
+from veca.teachers import Teacher
 
 _MAX_REASON = 200  # characters: a skipped sample's JSON fits one block of a tar
 _MAX_KEY = 80
@@ -64,10 +66,8 @@ class TargetWriter(Callback):
         remove_leftovers(self._out, data.mine)
         per_sample = len(self._spec.resolutions)
         total = sum(shard.samples * self._spec.num_views(shard.split) * per_sample for shard in data.mine)
-        # Of this rank's share, by the first rank. In the log of a batch job a line a minute is enough.
-        interval = 0.1 if sys.stderr.isatty() else 60
-        hidden = trainer.global_rank > 0
-        self._bar = tqdm(total=total, desc="cache", unit="view", mininterval=interval, disable=hidden)
+        # Of this rank's share, by the first rank.
+        self._bar = progress_bar("cache", total, unit="view", quiet=trainer.global_rank > 0)
 
     def on_predict_batch_end(
         self,

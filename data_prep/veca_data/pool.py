@@ -7,7 +7,6 @@ process that wanted the work is gone (even by kill -9): a restart does not compe
 import multiprocessing
 import os
 import signal
-import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -20,6 +19,8 @@ from typing import Any, TypeVar
 from tqdm import tqdm
 
 from veca.utils.memory import keep_memory
+from veca.utils.memory import keep_memory
+from veca.progress import progress_bar
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -68,9 +69,7 @@ def run_tasks(
     label: str,
 ) -> Iterator[Result]:
     """Results as they come, in any order. One worker is this process itself."""
-    # Without a terminal (the log of a batch job) a line a minute is enough.
-    interval = 0.1 if sys.stderr.isatty() else 60
-    with tqdm(total=total_bytes, desc=label, unit="B", unit_scale=True, mininterval=interval) as bar:
+    with progress_bar(label, total_bytes, unit="B", unit_scale=True) as bar:
         run = _run_here if workers == 1 else _run_in_processes
         yield from run(function, iter(tasks), workers, bar)
 

@@ -25,11 +25,18 @@ from typing import Any, TextIO
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback, TQDMProgressBar
+from lightning.pytorch.callbacks.progress.tqdm_progress import Tqdm
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
 from safetensors.torch import save_file
 
+<<<<<<< ours
 from veca.train.checkpointing import remove_leftovers
+=======
+from veca.utils.files import atomic_path, write_text_atomic
+from veca.progress import TimeLeft
+from veca.train.checkpointing import remove_leftovers
+>>>>>>> theirs
 from veca.types import Batch, Features
 from veca.utils.files import atomic_path, write_text_atomic
 
@@ -209,7 +216,8 @@ class RunProgress(TQDMProgressBar):
 
     def __init__(self) -> None:
         super().__init__()
-        self._start: tuple[float, int] | None = None
+        self._time_left: TimeLeft | None = None
+        self._validates_since: float | None = None
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
@@ -217,23 +225,34 @@ class RunProgress(TQDMProgressBar):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
-        self._start = (time.monotonic(), trainer.global_step)
+        self._time_left = TimeLeft(step=trainer.global_step, now=time.monotonic())
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        super().on_validation_start(trainer, pl_module)
+        self._validates_since = time.monotonic()
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        super().on_validation_end(trainer, pl_module)
+        if self._time_left is not None and self._validates_since is not None:
+            self._time_left.pause(time.monotonic() - self._validates_since)
+
+    def init_train_tqdm(self) -> Tqdm:
+        """Without tqdm's own rate and time left, which are those of an epoch, at the mean since its start."""
+        bar = super().init_train_tqdm()
+        bar.bar_format = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}{postfix}]"
+        return bar
 
     def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
         logged = trainer.callback_metrics
         items: dict[str, Any] = {
             shown: f"{float(logged[name]):.4g}" for name, shown in SHOWN.items() if name in logged
         }
-        items["left"] = self._time_left(trainer)
+        left = None
+        if self._time_left is not None:
+            total = int(trainer.estimated_stepping_batches)
+            left = self._time_left.seconds(step=trainer.global_step, total=total, now=time.monotonic())
+        items["left"] = "?" if left is None else str(timedelta(seconds=round(left)))
         return items
-
-    def _time_left(self, trainer: Trainer) -> str:
-        done = trainer.global_step - self._start[1] if self._start else 0
-        if self._start is None or not done:
-            return "?"
-        per_step = (time.monotonic() - self._start[0]) / done
-        total = trainer.estimated_stepping_batches
-        return str(timedelta(seconds=round(per_step * max(0, int(total) - trainer.global_step))))
 
 
 def run_loggers(folder: Path, *, wandb_project: str | None = None) -> list[Logger]:
