@@ -31,7 +31,7 @@ from veca_data.listing import Reject
 from veca_data.records import PARTS, Record, Summary, read_record, write_record
 from veca_data.writer import SampleWriter
 from veca.utils.files import atomic_path, write_text_atomic
-from veca.progress import progress_bar
+from veca.utils.progress import progress_bar
 from veca.teachers import Teacher
 
 _MAX_REASON = 200  # characters: a skipped sample's JSON fits one block of a tar

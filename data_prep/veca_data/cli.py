@@ -187,7 +187,9 @@ def _add_cache(parser: argparse.ArgumentParser) -> None:
         "--batch-size", type=int, help="views the teacher takes at once (default: 64, on a CPU 16)"
     )
     parser.add_argument(
-        "--precision", help="Lightning's, e.g. bf16-mixed; auto: by device (default: 32-true)"
+        "--precision",
+        help="32-true, bf16-mixed, or auto: bf16-mixed on GPUs and on CPUs that multiply bf16, else 32-true "
+        "(default: the recipe's, else 32-true)",
     )
     parser.add_argument("--accelerator", default="auto", help="cpu, gpu, … (default: %(default)s)")
     parser.add_argument("--devices", default="auto", help="how many per machine (default: %(default)s)")

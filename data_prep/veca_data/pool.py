@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 from veca.utils.memory import keep_memory
 from veca.utils.memory import keep_memory
-from veca.progress import progress_bar
+from veca.utils.progress import progress_bar
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")

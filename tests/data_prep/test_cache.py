@@ -121,6 +121,27 @@ def test_bad_images_keep_their_place(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert np.diff(offsets)[1] == 1024 < np.diff(offsets)[0]
 
 
+@pytest.mark.parametrize(("multiplies", "expected"), [(True, "bf16-mixed"), (False, "32-true")])
+def test_auto_records_what_it_came_to_and_names_the_same_teacher(
+    multiplies: bool, expected: str, shards: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("veca.utils.precision", "veca_data.cache"):
+        monkeypatch.setattr(f"{module}.cpu_multiplies_bf16", lambda: multiplies)
+    options: dict[str, Any] = {
+        "teacher": OFFLINE,
+        "resolutions": [32],
+        "views": 1,
+        "dtype": "fp16",
+        "workers": 0,
+    }
+    for precision in ("32-true", "auto"):
+        cache(shards, precision=precision, accelerator="cpu", devices="1", **options)
+    specs = [open_cache(folder).spec for folder in shards.glob("targets-*")]
+    assert {spec.precision for spec in specs} == {"32-true", expected}  # without bf16, one cache
+    assert len(specs) == 1 + multiplies
+    assert {spec.weights for spec in specs} == {OfflineTeacher().fingerprint()}
+
+
 def test_a_recipe_gives_teacher_resolutions_and_precision(tmp_path: Path) -> None:
     recipe = read_recipe(Path(__file__).parents[2] / "recipes" / "multires_base.yaml")
     assert recipe.teacher["init_args"] == {"name_or_path": "facebook/dinov3-vitb16-pretrain-lvd1689m"}

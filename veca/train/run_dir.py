@@ -30,13 +30,9 @@ from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
 from safetensors.torch import save_file
 
-<<<<<<< ours
 from veca.train.checkpointing import remove_leftovers
-=======
 from veca.utils.files import atomic_path, write_text_atomic
-from veca.progress import TimeLeft
-from veca.train.checkpointing import remove_leftovers
->>>>>>> theirs
+from veca.utils.progress import TimeLeft
 from veca.types import Batch, Features
 from veca.utils.files import atomic_path, write_text_atomic
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from veca.progress import RECENT, TimeLeft, progress_bar
+from veca.utils.progress import RECENT, TimeLeft, progress_bar
 
 
 def test_a_slow_start_is_forgotten() -> None:
