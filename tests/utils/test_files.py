@@ -40,3 +40,11 @@ def test_a_file_is_for_those_whom_the_umask_names(tmp_path: Path, umask: int, mo
     finally:
         os.umask(before)
     assert {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {mode}
+
+
+def test_a_writer_finds_no_file_and_has_to_make_one(tmp_path: Path) -> None:
+    with atomic_path(tmp_path / "new") as path, path.open("xb") as file:
+        file.write(b"content")
+    assert (tmp_path / "new").read_bytes() == b"content"
+    with pytest.raises(FileNotFoundError), atomic_path(tmp_path / "none"):
+        pass

@@ -19,6 +19,7 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
     try:
         temporary.touch()
         mode = temporary.stat().st_mode  # asked of a file: a process can read its umask only by changing it
+        temporary.unlink()  # some writers insist on a new file
         yield temporary
         if temporary.stat().st_mode != mode:
             temporary.chmod(mode)
