@@ -2,14 +2,17 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import yaml
 
 from veca import Veca, load_model
-from veca.card import run_facts
+from veca.card import TEACHER_RECORD, UNKNOWN_TEACHER, run_facts, teacher_facts
 from veca.checkpoint import SIZE_KEY, convert
+from veca.data.cached import CacheSpec
+from veca.data.index import INDEX_NAME, ShardIndex, index_to_json
 
 RECIPE = {
     "model": {
@@ -87,3 +90,70 @@ def test_known_teachers_have_their_licence(checkpoint: Path) -> None:
     facts = run_facts(checkpoint)
     assert facts["teacher"] == "EfficientNet-Lite0 (ImageNet-1k), Apache-2.0"
     assert "license" not in facts
+
+
+RECIPES = Path(__file__).resolve().parents[1] / "recipes"
+
+
+def teacher_of(recipe: Path) -> dict[str, Any]:
+    entry: dict[str, Any] = yaml.safe_load(recipe.read_text())["model"]["teacher"]
+    return entry
+
+
+CACHED = [path.stem for path in sorted(RECIPES.glob("*.yaml")) if "Cached" in str(teacher_of(path))]
+
+
+def use_teacher(checkpoint: Path, entry: dict[str, Any]) -> None:
+    model = {**RECIPE["model"], "teacher": entry}
+    (checkpoint.parents[1] / "config.yaml").write_text(yaml.safe_dump({**RECIPE, "model": model}))
+
+
+def finished_cache(shards: Path, teacher: str, *, views: int, dtype: str, **options: Any) -> None:
+    spec = CacheSpec(teacher, "0" * 16, 8, (32,), views, dtype, 42, "32-true", {})
+    index = ShardIndex(42, {**spec.options(projection_sha256=None), **options})
+    (shards / spec.folder_name).mkdir(parents=True)
+    (shards / spec.folder_name / INDEX_NAME).write_text(index_to_json(index))
+
+
+def about_teacher(facts: dict[str, str]) -> dict[str, str]:
+    return {name: fact for name, fact in facts.items() if name == "teacher" or name.startswith("license")}
+
+
+@pytest.mark.parametrize("name", CACHED)
+@pytest.mark.parametrize("state", ["recorded", "of an earlier release", "gone"])
+def test_a_cached_teacher_has_the_licence_of_the_live_one(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, state: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    entry = teacher_of(RECIPES / f"{name}.yaml")
+    stated = entry["init_args"]
+    if name.startswith("cached_"):
+        use_teacher(checkpoint, teacher_of(RECIPES / f"{name.removeprefix('cached_')}.yaml"))
+        live = about_teacher(run_facts(checkpoint))
+        assert live["license_name"] == "dinov3-license"
+    else:
+        live = {"teacher": "EfficientNet-Lite0 (ImageNet-1k), Apache-2.0"}
+    if state != "gone":
+        record = {TEACHER_RECORD: teacher_facts(stated["teacher"])} if state == "recorded" else {}
+        views, dtype = stated.get("views", 1), stated.get("dtype", "int8")
+        finished_cache(Path(stated["path"]), stated["teacher"], views=views, dtype=dtype, **record)
+        entry = {**entry, "init_args": {"path": stated["path"]}}  # the cache itself has to tell
+    use_teacher(checkpoint, entry)
+    assert about_teacher(run_facts(checkpoint)) == live
+
+
+@pytest.mark.parametrize("stated", [{}, {"teacher": "0123456789abcdef"}])
+def test_a_cache_that_does_not_tell_its_teacher_is_to_be_asked_about(
+    checkpoint: Path, tmp_path: Path, stated: dict[str, str]
+) -> None:
+    use_teacher(
+        checkpoint,
+        {"class_path": "veca.teachers.CachedTargets", "init_args": {"path": str(tmp_path / "data"), **stated}},
+    )
+    assert about_teacher(run_facts(checkpoint)) == UNKNOWN_TEACHER
+    finished_cache(tmp_path / "data", "", views=1, dtype="int8")
+    assert about_teacher(run_facts(checkpoint)) == UNKNOWN_TEACHER
+    convert(checkpoint, tmp_path / "model")
+    card = (tmp_path / "model" / "README.md").read_text()
+    assert "license: unknown" in card
+    assert "| teacher | unknown: ask before you publish |" in card

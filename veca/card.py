@@ -5,12 +5,14 @@ and texts. What is not there is left out: a checkpoint that was moved away from 
 """
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from veca.data.cached import find_cache
 from veca.model.hub import RESULTS_FACT
 
 PROBE_FORMAT = "veca-probe"
@@ -21,6 +23,8 @@ DINOV3_LICENCE = {
     "license_name": "dinov3-license",
     "license_link": "https://ai.meta.com/resources/models-and-libraries/dinov3-license",
 }
+TEACHER_RECORD = "teacher_facts"  # among the options of a cache's index: what a card says of its teacher
+UNKNOWN_TEACHER = {"teacher": "unknown: ask before you publish", "license": "unknown"}
 AUTHORS_FACTS = {
     "teacher": "DINOv3 (weights of the method's authors), under Meta's DINOv3 licence",
     **DINOV3_LICENCE,
@@ -36,11 +40,22 @@ def run_facts(checkpoint: Path) -> dict[str, str]:
     return facts | ({RESULTS_FACT: "\n\n".join(tables)} if tables else {})
 
 
+def teacher_facts(name: str) -> dict[str, str]:
+    """A teacher, by its Hub id or else its class, and its licence."""
+    if "dinov3" in name.lower():
+        return {"teacher": f"{name}, under Meta's DINOv3 licence", **DINOV3_LICENCE}
+    known = {
+        "EfficientNetTeacher": "EfficientNet-Lite0 (ImageNet-1k), Apache-2.0",
+        "OfflineTeacher": "a network with random weights, for tests: these features mean nothing",
+    }
+    return {"teacher": known.get(name, f"{name}; its own licence applies")}
+
+
 def _recipe_facts(path: Path) -> dict[str, str]:
     try:
         recipe = yaml.safe_load(path.read_text(encoding="utf-8"))
         model, data, trainer = recipe["model"], recipe["data"], recipe["trainer"]
-        facts = _teacher_facts(model["teacher"])
+        facts = _facts_of_entry(model["teacher"])
         facts["data"] = _data(data["sources"])
         facts["budgets in training"] = _weights(model["budgets"])
         phases = data["resolutions"]["phases"]
@@ -53,16 +68,30 @@ def _recipe_facts(path: Path) -> dict[str, str]:
     return facts
 
 
-def _teacher_facts(teacher: dict[str, Any]) -> dict[str, str]:
-    kind = str(teacher["class_path"]).rpartition(".")[2]
-    name = str((teacher.get("init_args") or {}).get("name_or_path") or kind)
-    if "dinov3" in name.lower():
-        return {"teacher": f"{name}, under Meta's DINOv3 licence", **DINOV3_LICENCE}
-    known = {
-        "EfficientNetTeacher": "EfficientNet-Lite0 (ImageNet-1k), Apache-2.0",
-        "OfflineTeacher": "a network with random weights, for tests: these features mean nothing",
-    }
-    return {"teacher": known.get(name, f"{name}; its own licence applies")}
+def _facts_of_entry(teacher: dict[str, Any]) -> dict[str, str]:
+    """The facts of `model.teacher` as a recipe writes it."""
+    kind, options = str(teacher["class_path"]).rpartition(".")[2], teacher.get("init_args") or {}
+    if kind == "CachedTargets":
+        return _cached_facts(options)
+    return teacher_facts(str(options.get("name_or_path") or kind))
+
+
+def _cached_facts(options: dict[str, Any]) -> dict[str, str]:
+    """The teacher that made a cache, by the cache's own record.
+
+    Where the cache is gone, by the name in the recipe, which the run has compared with that record.
+    """
+    wanted = {name: options.get(name) for name in ("teacher", "views", "dtype")}
+    try:
+        cache = find_cache(Path(options["path"]), **wanted)
+    except (OSError, ValueError):
+        stated = wanted["teacher"]
+        is_name = isinstance(stated, str) and not re.fullmatch(r"[0-9a-f]{16}", stated)  # else of its weights
+        return teacher_facts(stated) if stated and is_name else dict(UNKNOWN_TEACHER)
+    record = cache.index.options.get(TEACHER_RECORD)
+    if isinstance(record, dict) and "teacher" in record:
+        return {str(name): str(fact) for name, fact in record.items()}
+    return teacher_facts(cache.spec.teacher) if cache.spec.teacher else dict(UNKNOWN_TEACHER)
 
 
 def _data(sources: Any) -> str:

@@ -21,6 +21,11 @@ from safetensors.torch import save
 from torch import Tensor
 from tqdm import tqdm
 
+from veca_data.cache_views import SplitShard, ViewBatch, ViewData
+from veca_data.listing import Reject
+from veca_data.records import PARTS, Record, Summary, read_record, write_record
+from veca_data.writer import SampleWriter
+from veca.card import TEACHER_RECORD, teacher_facts
 from veca.data.cached import PROJECTION_NAME, CacheSpec, view_name
 from veca.data.cached_arrays import npy_files, pack_rows
 from veca.data.index import INDEX_NAME, ShardIndex, ShardInfo, index_to_json, offsets_name
@@ -204,5 +209,6 @@ def write_index(
         splits.setdefault(shard.split, []).append(info)
         reasons.update(reject.reason.partition(":")[0] for reject in record.rejects)
     options = spec.options(projection_sha256=projection_sha256)
+    options[TEACHER_RECORD] = teacher_facts(spec.teacher)
     write_text_atomic(out / INDEX_NAME, index_to_json(ShardIndex(spec.seed, options, splits)))
     return Summary(out, splits, reasons.total(), reasons)

@@ -14,6 +14,10 @@ import pytest
 import webdataset
 
 from tests.data.caches import RESOLUTIONS, write_cache
+from veca_data.cache import NamedTeacher, cache, load_teacher, make_cache, read_recipe
+from veca_data.cache_writer import TargetWriter
+from veca_data.cli import main
+from tests.data.caches import ON_CPU, RESOLUTIONS, write_cache
 from tests.data.shards import tiny_jpeg, write_dataset
 from veca.data.cached import open_cache
 from veca.teachers import OfflineTeacher
@@ -54,6 +58,15 @@ def run(arguments: list[str], *, kill_at: Path | None = None) -> str:
     output, _ = process.communicate(timeout=200)
     assert kill_at is not None or process.returncode == 0, output
     return output
+
+
+def test_the_index_names_the_teacher_and_its_licence(shards: Path) -> None:
+    named = NamedTeacher("facebook/dinov3-vits16-pretrain-lvd1689m", OfflineTeacher())
+    made = make_cache(shards, named, resolutions=[32], views=1, dtype="int8", devices=ON_CPU, workers=0)
+    assert made is not None
+    record = open_cache(made.out).index.options["teacher_facts"]
+    assert record["license_name"] == "dinov3-license"
+    assert record["teacher"] == "facebook/dinov3-vits16-pretrain-lvd1689m, under Meta's DINOv3 licence"
 
 
 def test_the_same_bytes_again_after_a_failure_and_with_workers(
