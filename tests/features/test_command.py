@@ -8,6 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
+from tests.data import hostile
 from tests.data.shards import write_dataset
 from veca import Veca, create_model, preprocess
 from veca.features import command, read_features, read_parts
@@ -188,3 +189,31 @@ def test_mistakes_are_told_before_the_work(
 def test_a_file_named_twice_is_a_mistake(model: str, pictures: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="named twice"):
         features(model, [str(pictures), str(pictures / "a.png")], out=tmp_path / "out")
+
+
+def test_what_is_no_regular_file_is_listed_with_its_reason(
+    model: str, pictures: Path, tmp_path: Path
+) -> None:
+    for kind, (_, make) in hostile.SPECIAL.items():
+        make(pictures / f"{kind}.jpg")
+    (pictures / "deep" / "up").symlink_to(pictures)
+    (pictures / "deep" / "same").symlink_to(pictures / "deep")
+    (pictures / "linked.png").symlink_to(pictures / "a.png")
+    with hostile.bounds(seconds=20, memory=2**31):
+        features(model, [str(pictures)], out=tmp_path / "out", resolution=48)
+    assert sorted(read_features(tmp_path / "out")[0]) == sorted(str(pictures / name) for name in SIZES)
+    lines = (tmp_path / "out" / "rejects.jsonl").read_text().splitlines()
+    rejects = {Path(reject["name"]).name: reject["reason"] for reject in map(json.loads, lines)}
+    assert set(rejects) == {*(f"{kind}.jpg" for kind in hostile.SPECIAL), "up", "same"}
+    for kind, (what, _) in hostile.SPECIAL.items():
+        assert what in rejects[f"{kind}.jpg"]
+    assert "link to a folder it lies in" in rejects["up"]
+
+
+@pytest.mark.parametrize("kind", hostile.SPECIAL)
+def test_a_named_file_that_is_none_is_told_before_the_work(model: str, tmp_path: Path, kind: str) -> None:
+    what, make = hostile.SPECIAL[kind]
+    make(tmp_path / "a.jpg")
+    with hostile.bounds(), pytest.raises(ValueError, match=rf"a\.jpg is {what}"):
+        features(model, [str(tmp_path / "a.jpg")], out=tmp_path / "out")
+    assert not (tmp_path / "out").exists()

@@ -13,6 +13,7 @@ from PIL import Image
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests.data import hostile
 from veca import Veca, create_model
 from veca.data.views import normalise
 from veca.figures import pictures
@@ -182,3 +183,15 @@ def check_picture(path: Path) -> None:
         with Image.open(path) as image:
             assert np.asarray(image.convert("L")).std() > 10
     assert not list(path.parent.glob(".*.tmp"))
+
+
+@pytest.mark.parametrize("kind", hostile.SPECIAL)
+def test_an_image_that_is_no_regular_file_is_named(image_dir: Path, tmp_path: Path, kind: str) -> None:
+    what, make = hostile.SPECIAL[kind]
+    path = tmp_path / "a.png"
+    make(path)
+    with hostile.bounds():
+        with pytest.raises(ValueError, match=rf"a\.png is {what}"):
+            find_images(str(path))
+        with pytest.raises(ValueError, match=rf"a\.png: not-a-file: it is {what}"):
+            see(path, resolution=32)

@@ -6,6 +6,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from veca_data.sample import make_sample
+from veca_data.scenes import CLASSES
+from tests.data import hostile
 from tests.probes.datasets.trees import SIZE, write_image, write_json, write_map, write_text
 from veca.backbones.types import Task
 from veca.probes.datasets import open_dataset
@@ -182,3 +185,43 @@ def test_small_real_sets(shared_data: Path, task: Task) -> None:
         assert set(np.unique(target)) <= {*range(11), IGNORED}
     else:
         assert 1 < float(np.median(target)) < 10
+
+
+@pytest.mark.parametrize("kind", hostile.SPECIAL)
+@pytest.mark.parametrize("place", ["train/images/b.jpg", "train/masks/b.png"])
+def test_what_is_no_regular_file_is_named_when_it_is_read(tmp_path: Path, place: str, kind: str) -> None:
+    write_pairs(tmp_path)
+    write_text(tmp_path / "classes.txt", "sky\nroad")
+    (tmp_path / place).unlink()
+    what, make = hostile.SPECIAL[kind]
+    make(tmp_path / place)
+    with hostile.bounds():
+        train = open_dataset(str(tmp_path), task="segment").splits["train"]
+        with pytest.raises(ValueError, match=rf"{place}: not-a-file: it is {what}"):
+            train[0]
+
+
+def test_equal_masks_may_be_links_to_one_file(tmp_path: Path) -> None:
+    """As in a cache of downloads, which keeps equal files once."""
+    write_pairs(tmp_path)
+    write_text(tmp_path / "classes.txt", "sky\nroad")
+    for split in ("train", "val"):
+        masks = tmp_path / split / "masks"
+        (masks / "b.png").rename(tmp_path / split / "blob")
+        (masks / "deep/a.png").unlink()
+        for name in ("b.png", "deep/a.png"):
+            (masks / name).symlink_to(tmp_path / split / "blob")
+    assert len(open_dataset(str(tmp_path), task="segment").splits["train"]) == 2
+
+
+@pytest.mark.parametrize("shape", [(2**40,), (10**6, 10**6), (-5, 5)])
+def test_an_array_that_claims_more_than_it_has_is_named(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    for split in ("train", "val"):
+        write_image(tmp_path / f"images/{split}/a.jpg")
+        (tmp_path / f"depth/{split}").mkdir(parents=True)
+        with (tmp_path / f"depth/{split}/a.npy").open("wb") as file:
+            np.lib.format.write_array_header_1_0(
+                file, {"descr": "<f8", "fortran_order": False, "shape": shape}
+            )
+    with hostile.bounds(), pytest.raises(ValueError, match=r"a\.npy is not an intact \.npy file"):
+        columns(tmp_path, "depth", 1)

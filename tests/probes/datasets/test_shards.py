@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from veca_data.shards import make_shards
+from tests.data import hostile
 from tests.data.shards import tiny_jpeg, write_dataset
 from tests.probes.datasets.trees import write_classes, write_text
 from veca.probes.datasets import open_dataset
@@ -107,4 +109,20 @@ def test_held_out_shards_are_needed(tmp_path: Path) -> None:
     (tmp_path / "train-000000.tar").unlink()
     write_tar(tmp_path / "train-000000.tar", [by_cls(0, 0)])
     with pytest.raises(FileNotFoundError, match=r"must hold train-\*\.tar and val-\*\.tar, or test"):
+        open_dataset(str(tmp_path), task="classify")
+
+
+@pytest.mark.parametrize("kind", hostile.TARS)
+def test_damaged_tars_are_named(tmp_path: Path, kind: str) -> None:
+    write_both(tmp_path, [by_cls(0, 0), by_cls(1, 1)])
+    label = hostile.tar_file("a.cls", b"0")
+    (tmp_path / "val-000000.tar").write_bytes(label + hostile.hostile_tar(kind, tiny_jpeg(0)))
+    with hostile.bounds(), pytest.raises(ValueError, match=r"val-000000\.tar: damaged archive \("):
+        open_dataset(str(tmp_path), task="classify")
+
+
+@pytest.mark.parametrize("content", [b"[" * 10**5, b"7", b"{"])
+def test_json_that_is_none_is_named(tmp_path: Path, content: bytes) -> None:
+    write_both(tmp_path, [{"jpg": tiny_jpeg(0), "json": content}])
+    with pytest.raises(ValueError, match=r"train-000000\.tar: .*000\.json (is not valid JSON|must hold)"):
         open_dataset(str(tmp_path), task="classify")
