@@ -148,7 +148,10 @@ def test_a_cache_that_does_not_tell_its_teacher_is_to_be_asked_about(
 ) -> None:
     use_teacher(
         checkpoint,
-        {"class_path": "veca.teachers.CachedTargets", "init_args": {"path": str(tmp_path / "data"), **stated}},
+        {
+            "class_path": "veca.teachers.CachedTargets",
+            "init_args": {"path": str(tmp_path / "data"), **stated},
+        },
     )
     assert about_teacher(run_facts(checkpoint)) == UNKNOWN_TEACHER
     finished_cache(tmp_path / "data", "", views=1, dtype="int8")

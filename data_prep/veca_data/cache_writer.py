@@ -21,23 +21,17 @@ from safetensors.torch import save
 from torch import Tensor
 from tqdm import tqdm
 
-from veca_data.cache_views import SplitShard, ViewBatch, ViewData
-from veca_data.listing import Reject
-from veca_data.records import PARTS, Record, Summary, read_record, write_record
-from veca_data.writer import SampleWriter
 from veca.card import TEACHER_RECORD, teacher_facts
 from veca.data.cached import PROJECTION_NAME, CacheSpec, view_name
 from veca.data.cached_arrays import npy_files, pack_rows
 from veca.data.index import INDEX_NAME, ShardIndex, ShardInfo, index_to_json, offsets_name
 from veca.teachers import Teacher
 from veca.utils.files import atomic_path, write_text_atomic
+from veca.utils.progress import progress_bar
 from veca_data.cache_views import SplitShard, ViewBatch, ViewData
 from veca_data.listing import Reject
 from veca_data.records import PARTS, Record, Summary, read_record, write_record
 from veca_data.writer import SampleWriter
-from veca.utils.files import atomic_path, write_text_atomic
-from veca.utils.progress import progress_bar
-from veca.teachers import Teacher
 
 _MAX_REASON = 200  # characters: a skipped sample's JSON fits one block of a tar
 _MAX_KEY = 80

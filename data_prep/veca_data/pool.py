@@ -19,7 +19,6 @@ from typing import Any, TypeVar
 from tqdm import tqdm
 
 from veca.utils.memory import keep_memory
-from veca.utils.memory import keep_memory
 from veca.utils.progress import progress_bar
 
 Task = TypeVar("Task")

@@ -13,15 +13,11 @@ import numpy as np
 import pytest
 import webdataset
 
-from tests.data.caches import RESOLUTIONS, write_cache
-from veca_data.cache import NamedTeacher, cache, load_teacher, make_cache, read_recipe
-from veca_data.cache_writer import TargetWriter
-from veca_data.cli import main
 from tests.data.caches import ON_CPU, RESOLUTIONS, write_cache
 from tests.data.shards import tiny_jpeg, write_dataset
 from veca.data.cached import open_cache
 from veca.teachers import OfflineTeacher
-from veca_data.cache import cache, load_teacher, read_recipe
+from veca_data.cache import NamedTeacher, cache, load_teacher, make_cache, read_recipe
 from veca_data.cache_writer import TargetWriter
 from veca_data.cli import main
 

@@ -19,8 +19,8 @@ from veca.cli import main
 from veca.features.command import features
 from veca.features.parts import read_features
 from veca.model.attention import attend
-from veca.utils.precision import computing_in, cpu_multiplies_bf16, recorded_precision, resolve_precision
 from veca.train.checkpointing import last_path
+from veca.utils.precision import computing_in, cpu_multiplies_bf16, recorded_precision, resolve_precision
 
 # The losses of ten steps in float32, as they were before there was a choice.
 TEN_STEPS = [

@@ -22,9 +22,8 @@ from veca.features.images import Item, list_images
 from veca.features.parts import Format, Part, PartWriter
 from veca.features.views import ViewKind, check_resolution, read_view
 from veca.model import Veca
-from veca.utils.progress import count_images
 from veca.utils.precision import FLOAT32, InferencePrecision, computing_in, resolve_precision
-from veca.utils.progress import count_images
+from veca.utils.progress import progress_bar
 
 WINDOW_PIXELS = 512 * 256**2
 MIN_WINDOW = 16
@@ -101,7 +100,7 @@ def features(
 
 def _windows(items: list[Item], load: Callable[[Item], Loaded], *, size: int) -> Iterator[list[Loaded]]:
     """The images in windows of `size`; threads decode, since both decoders let go of the interpreter lock."""
-    with ThreadPoolExecutor() as pool, count_images("features", len(items)) as progress:
+    with ThreadPoolExecutor() as pool, progress_bar("features", len(items), unit="image") as progress:
         for start in range(0, len(items), size):
             window = items[start : start + size]
             yield list(pool.map(load, window))

@@ -24,7 +24,7 @@ from veca.model import Veca
 from veca.probes.settings import Numbers
 from veca.probes.types import IGNORED
 from veca.utils.files import write_text_atomic
-from veca.utils.progress import count_images
+from veca.utils.progress import progress_bar
 
 FORMAT, VERSION = "veca-analysis", 1
 MIN_OVERLAP = 0.25  # of the patches; a view that shares less with the plain one says nothing
@@ -91,7 +91,7 @@ def analysis(
     settings = Settings(choose_budgets(veca, budgets), sides, num_views, seed)
     found: dict[Key, list[float]] = defaultdict(list)
     assigned: list[Assigned] = []
-    with count_images("analysis", num_images) as bar:
+    with progress_bar("analysis", num_images, unit="image") as bar:
         for scene in open_scenes(images, masks, count=num_images):
             assigned += _take(veca, scene, settings, found)
             bar.update()

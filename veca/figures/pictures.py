@@ -32,7 +32,7 @@ from veca.figures.sheet import Row, Tile, check_out, draw_sheet, save
 from veca.model import Veca
 from veca.probes.settings import Names, Numbers, split_names
 from veca.utils.maps import Array, core_paths, cosine_map, patch_at, similarity_map
-from veca.utils.progress import count_images
+from veca.utils.progress import progress_bar
 
 COSINE = "cosine"
 DEFAULT_POINTS = "0.5:0.5,0.25:0.25,0.75:0.75,0.25:0.75"
@@ -66,7 +66,7 @@ def contributions(
     rows: list[Row] = []
     models, paths = open_models(model), find_images(image)
     chosen = [choose_budgets(veca_of(probed), budgets) for probed in models]
-    with count_images("contributions", sum(map(len, chosen)), unit="embedding") as bar:
+    with progress_bar("contributions", sum(map(len, chosen)), unit="embedding") as bar:
         for probed, each in zip(models, chosen, strict=True):
             veca = veca_of(probed)
             sights = [see(path, resolution=fit_side(probed, resolution)) for path in paths]
@@ -202,7 +202,7 @@ def dense(
     models = open_models(model)
     rows = []
     wanted = [(path, probed) for path in find_images(image) for probed in models]
-    with count_images("dense", len(wanted), unit="embedding") as bar:
+    with progress_bar("dense", len(wanted), unit="embedding") as bar:
         for path, probed in wanted:
             sights = [see(path, resolution=fit_side(probed, side)) for side in sides]
             found = [dense_features(probed, sight, budget=budget) for sight in sights]

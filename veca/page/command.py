@@ -6,7 +6,6 @@ from pathlib import Path
 
 from veca.checkpoint import load_model
 from veca.utils.extras import require_extra
-from veca.utils.extras import require_extra
 from veca.utils.precision import FLOAT32, InferencePrecision
 
 DEMO_MODEL = Path("demo/run/multires/checkpoints/last.ckpt")

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from veca.probes.choice import SEED
 from veca.probes.heads import Moments
 from veca.probes.store import Cached, Record
-from veca.utils.progress import count_images
+from veca.utils.progress import progress_bar
 
 RATES = (1e-3, 3e-3, 1e-2, 3e-2, 0.1)  # the highest for small data, where steps are few
 BATCH = 8
@@ -83,7 +83,7 @@ def fit_dense(
     steps = epochs * math.ceil(len(views) / BATCH)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: (1 - step / steps) ** POWER)
     order = np.random.default_rng(SEED)
-    with count_images("heads", epochs, unit="epoch") as progress:
+    with progress_bar("heads", epochs, unit="epoch") as progress:
         for _ in range(epochs):
             for maps, targets in window_maps(heads, features, order.permutation(views)):
                 optimizer.zero_grad()

@@ -19,7 +19,7 @@ from veca.backbones.types import Backbone, ProbeFeatures
 from veca.probes.store import Record, Shard, Store
 from veca.probes.types import Split
 from veca.probes.views import View, Viewer
-from veca.utils.progress import count_images
+from veca.utils.progress import progress_bar
 
 BATCH_PIXELS = 64 * 256**2  # larger views come in smaller batches
 MAX_BATCH = 256
@@ -45,7 +45,7 @@ def extract(
     mine = missing[fabric.global_rank :: fabric.world_size]
     total = sum(len(store.items(number)) for number in mine)
     if missing:
-        with count_images(label, total, quiet=fabric.global_rank > 0) as progress:
+        with progress_bar(label, total, unit="image", quiet=fabric.global_rank > 0) as progress:
             for place, number in enumerate(mine):
                 store.write(number, _shard(backbone, split, store.items(number), viewer))
                 progress.update(len(store.items(number)))

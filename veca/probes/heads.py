@@ -16,7 +16,7 @@ from torch import Tensor
 
 from veca.probes.choice import SEED
 from veca.probes.types import IGNORED
-from veca.utils.progress import count_images
+from veca.utils.progress import progress_bar
 
 # 1, 2, 5 and so on over four decades: DINOv2's number of rates, moved to standardised features.
 RATES = (1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
@@ -77,7 +77,7 @@ def fit_linear(
     scale = features.new_tensor(rates).repeat_interleave(num_classes)  # (G·C,)
     order = torch.Generator().manual_seed(SEED)
     steps, step = epochs * math.ceil(number / BATCH), 0
-    with count_images("heads", epochs, unit="epoch") as progress:
+    with progress_bar("heads", epochs, unit="epoch") as progress:
         for _ in range(epochs):
             for rows in torch.randperm(number, generator=order).to(device).split(BATCH):
                 batch = features[rows]

@@ -18,7 +18,7 @@ from torch import Tensor
 from veca.backbones.types import Task
 from veca.data.decode import BadImage, decode_pixels, image_size
 from veca.probes.types import IGNORED, Dataset, Item, Split
-from veca.utils.progress import count_images
+from veca.utils.progress import progress_bar
 
 MAX_METRES = 500.0  # a median beyond this is no distance in a photograph, but a matter of units
 MIN_METRES = 0.05
@@ -113,7 +113,7 @@ def describe(scanned: Scanned, task: Task) -> str:
 
 def _read(dataset: Dataset, items: Split, *, label: str, quiet: bool) -> Iterator[_Seen]:
     look = partial(_look, items, task=dataset.task, num_classes=len(dataset.classes))
-    with ThreadPoolExecutor() as pool, count_images(label, len(items), quiet=quiet) as progress:
+    with ThreadPoolExecutor() as pool, progress_bar(label, len(items), unit="image", quiet=quiet) as progress:
         for start in range(0, len(items), _CHUNK):  # bounds the answers that wait
             for one in pool.map(look, range(start, min(start + _CHUNK, len(items)))):
                 progress.update()

@@ -16,8 +16,6 @@ from lightning.fabric.strategies.ddp import DDPStrategy
 
 from veca.backbones.models import open_model
 from veca.backbones.types import Backbone, ProbedModel, Task
-from veca.utils.files import write_text_atomic
-from veca.utils.precision import FLOAT32, InferencePrecision, computing_in, resolve_precision
 from veca.probes.datasets import open_dataset
 from veca.probes.elastic import elastic_picture
 from veca.probes.features import extract
@@ -30,6 +28,7 @@ from veca.probes.types import Dataset
 from veca.probes.views import Viewer
 from veca.utils.files import write_text_atomic
 from veca.utils.lightning_compat import ignore_warnings
+from veca.utils.precision import FLOAT32, InferencePrecision, computing_in, resolve_precision
 
 MODEL, RANDOM, PIXELS, CONSTANT = "model", "random weights", "raw pixels", "constant"
 CACHE_NAME = "probe-cache"

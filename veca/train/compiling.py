@@ -5,11 +5,8 @@ enough to gain by it, or where the recipe says so; and before step 1, so that al
 Elsewhere `compile_student` compiles one graph for all budgets and sizes, on first use.
 """
 
-import logging
-import sysconfig
 import time
 from itertools import product
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch

@@ -31,10 +31,9 @@ from lightning.pytorch.utilities import rank_zero_only
 from safetensors.torch import save_file
 
 from veca.train.checkpointing import remove_leftovers
-from veca.utils.files import atomic_path, write_text_atomic
-from veca.utils.progress import TimeLeft
 from veca.types import Batch, Features
 from veca.utils.files import atomic_path, write_text_atomic
+from veca.utils.progress import TimeLeft
 
 LOCK_NAME = ".lock"
 METRICS_NAME = "metrics.csv"

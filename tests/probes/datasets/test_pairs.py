@@ -6,8 +6,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from veca_data.sample import make_sample
-from veca_data.scenes import CLASSES
 from tests.data import hostile
 from tests.probes.datasets.trees import SIZE, write_image, write_json, write_map, write_text
 from veca.backbones.types import Task

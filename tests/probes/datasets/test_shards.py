@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from veca_data.shards import make_shards
 from tests.data import hostile
 from tests.data.shards import tiny_jpeg, write_dataset
 from tests.probes.datasets.trees import write_classes, write_text
