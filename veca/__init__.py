@@ -7,15 +7,17 @@ if TYPE_CHECKING:
     from veca.checkpoint import load_model
     from veca.data.views import preprocess
     from veca.model import Veca, create_model
+    from veca.model.packaged import list_models
     from veca.types import Features
 
 __version__ = "0.1.0"
-__all__ = ["Features", "Veca", "create_model", "load_model", "preprocess"]
+__all__ = ["Features", "Veca", "create_model", "list_models", "load_model", "preprocess"]
 
 _HOMES = {
     "Features": "veca.types",
     "Veca": "veca.model",
     "create_model": "veca.model",
+    "list_models": "veca.model.packaged",
     "load_model": "veca.checkpoint",
     "preprocess": "veca.data.views",
 }

@@ -18,6 +18,7 @@ from torch import Tensor
 from veca.card import AUTHORS_FACTS, run_facts
 from veca.model import Size, Veca
 from veca.model.hub import CONFIG_NAME, WEIGHTS_NAME, build_model, read_folder
+from veca.model.packaged import list_models, packaged_folder
 
 STUDENT_PREFIX = "student."
 SIZE_KEY = "student_size"  # a run's checkpoint holds the size fields under this key
@@ -36,31 +37,38 @@ _AUTHORS_RULES = (
 
 
 def load_model(source: str | os.PathLike[str]) -> Veca:
-    """A model in eval mode from a saved folder, a run's .ckpt, the authors' .pt, or a Hub id."""
+    """A model in eval mode from a saved folder, a run's .ckpt, the authors' .pt, a Hub id, or a packaged name.
+
+    `veca.list_models()` gives the packaged names; a path of that name comes first.
+    """
     path = Path(source)
     if path.is_dir():
         return read_folder(Veca, path / CONFIG_NAME, path / WEIGHTS_NAME, source=str(path))
     if path.is_file():
         return _load_file(path)
+    if str(source) in list_models():
+        folder = packaged_folder(str(source))
+        return read_folder(Veca, folder / CONFIG_NAME, folder / WEIGHTS_NAME, source=str(source)).float()
     if re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", str(source)) and not path.suffix:
         return _load_hub(str(source))
     raise FileNotFoundError(
-        f"no model at {source}. Give a folder with model.safetensors and config.json, a run's .ckpt, "
-        "the authors' .pt, or a Hub id such as owner/name."
+        f"no model at {source}. Give a folder with model.safetensors and config.json, a run's .ckpt, the "
+        f"authors' .pt, a Hub id such as owner/name, or a packaged model: {', '.join(list_models())}."
     )
 
 
-def convert(checkpoint: Path, out: Path) -> None:
+def convert(checkpoint: Path, out: Path, *, half: bool = False) -> None:
     """Convert a checkpoint to a folder with model.safetensors, config.json and a model card.
 
     Args:
         checkpoint: the authors' .pt file, or a run's .ckpt; it is read without executing anything in it.
         out: folder to write; `veca.load_model` and transformers read it.
+        half: float16 weights, for half the room.
     """
     if not checkpoint.is_file():
         raise FileNotFoundError(f"no checkpoint at {checkpoint}.")
     model = load_model(checkpoint)
-    model.save_pretrained(out)
+    (model.half() if half else model).save_pretrained(out)
     count = sum(parameter.numel() for parameter in model.parameters())
     print(f"{out}: {count:,} parameters, budgets {', '.join(map(str, model.budgets))}")
 

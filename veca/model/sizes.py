@@ -4,6 +4,8 @@ import math
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
+from veca.model.packaged import list_models
+
 
 @dataclass(frozen=True, kw_only=True)
 class Size:
@@ -47,7 +49,8 @@ SIZES: dict[str, Size] = {
 def resolve_size(name: str, overrides: dict[str, Any]) -> Size:
     """The preset `name` with the fields of `overrides` replaced; every problem is reported at once."""
     if name not in SIZES:
-        raise ValueError(f"size must be one of {', '.join(SIZES)}; got {name!r}.")
+        hint = f" {name} is a model with weights: veca.load_model({name!r})." if name in list_models() else ""
+        raise ValueError(f"size must be one of {', '.join(SIZES)}; got {name!r}.{hint}")
     known = [field.name for field in fields(Size)]
     unknown = sorted(set(overrides) - set(known))
     if unknown:
