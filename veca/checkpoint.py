@@ -37,7 +37,7 @@ _AUTHORS_RULES = (
 
 
 def load_model(source: str | os.PathLike[str]) -> Veca:
-    """A model in eval mode from a saved folder, a run's .ckpt, the authors' .pt, a Hub id, or a packaged name.
+    """A model in eval mode: from a saved folder, a run's .ckpt, the authors' .pt, a Hub id, a packaged name.
 
     `veca.list_models()` gives the packaged names; a path of that name comes first.
     """
