@@ -33,6 +33,7 @@ from veca.utils.precision import (
     has_cpp_compiler,
     resolve_precision,
 )
+from veca.utils.recipes import load_recipe
 from veca_data.cache_views import ViewData, list_shards, pending_shards
 from veca_data.cache_writer import TargetWriter, TeacherPass, write_index, write_projection
 from veca_data.pool import default_workers
@@ -146,15 +147,13 @@ def load_teacher(entry: Any) -> NamedTeacher:
 
 
 def read_recipe(path: Path) -> Recipe:
-    """Teacher, resolutions and precision of a recipe."""
-    if not path.is_file():
-        raise FileNotFoundError(f"recipe {path} is not a file. Try recipes/pretrain_base.yaml.")
+    """Teacher, resolutions and precision of a recipe, by path or packaged name."""
+    recipe = load_recipe(str(path))
     try:
-        recipe = yaml.safe_load(path.read_text(encoding="utf-8"))
         phases = recipe["data"]["resolutions"]["phases"]
         sizes = sorted({size for phase in phases for size in phase["probabilities"]})
         return Recipe(recipe["model"]["teacher"], sizes, str(recipe["trainer"].get("precision", "32-true")))
-    except (KeyError, TypeError, AttributeError, yaml.YAMLError) as error:
+    except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(
             f"recipe {path} has no model.teacher, trainer or data.resolutions.phases ({error!r})."
         ) from None

@@ -175,7 +175,10 @@ def _add_check(parser: argparse.ArgumentParser) -> None:
 def _add_cache(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("shards", type=Path, metavar="SHARDS", help="folder with index.json")
     parser.add_argument(
-        "--config", type=Path, metavar="RECIPE", help="take teacher, resolutions and precision of this recipe"
+        "--config",
+        type=Path,
+        metavar="RECIPE",
+        help="take teacher, resolutions and precision of this recipe, a path or a packaged name",
     )
     parser.add_argument(
         "--teacher", metavar="CLASS", help="a class path or, as in a recipe, {class_path: …, init_args: {…}}"

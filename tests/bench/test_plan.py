@@ -182,10 +182,10 @@ def test_unknown_device_number_and_recipe_are_named(tmp_path: Path) -> None:
         plan(path, devices=5)
     with pytest.raises(ValueError, match="utilisation must be above 0"):
         plan(path, utilisation=35)
-    with pytest.raises(FileNotFoundError, match=r"nowhere.yaml is not a file"):
+    with pytest.raises(FileNotFoundError, match=r"nowhere.yaml: must be an existing file"):
         plan(tmp_path / "nowhere.yaml")
     (tmp_path / "list.yaml").write_text("- 1\n", encoding="utf-8")
-    with pytest.raises(ValueError, match=r"list.yaml cannot be planned"):
+    with pytest.raises(ValueError, match=r"list.yaml: must be YAML with keys"):
         plan(tmp_path / "list.yaml")
     with pytest.raises(ValueError, match=r"model.size must be one of tiny.*got 'huge'"):
         plan(toy_recipe(tmp_path, size="huge"))

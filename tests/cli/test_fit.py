@@ -13,6 +13,7 @@ from safetensors import safe_open
 from tests.runs import write_recipe
 from veca.cli.main import main
 from veca.train.run_dir import read_metrics
+from veca.utils.recipes import load_recipe
 
 RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*.yaml"))
 SIZES = ("small", "small_plus", "base", "large")
@@ -27,9 +28,7 @@ def _own_command_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def read(name: str) -> dict[str, Any]:
-    (path,) = [path for path in RECIPES if path.stem == name]
-    recipe: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
-    return recipe
+    return load_recipe(name)
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -74,7 +73,7 @@ def test_every_recipe_runs_at_toy_size(recipe: Path, tiny_shards: Path) -> None:
     resolutions = sorted(
         {
             size
-            for phase in yaml.safe_load(recipe.read_text())["data"]["resolutions"]["phases"]
+            for phase in read(recipe.stem)["data"]["resolutions"]["phases"]
             for size in phase["probabilities"]
         }
     )
@@ -99,7 +98,26 @@ def test_every_recipe_runs_at_toy_size(recipe: Path, tiny_shards: Path) -> None:
         if read(recipe.stem)["model"]["optimization"].get(key):
             options[f"--model.optimization.{key}"] = "0"
     words = [word for pair in options.items() for word in pair]
-    main(["fit", "--config", str(recipe), *OFFLINE, *words])
+    main(["fit", "--config", recipe.stem, *OFFLINE, *words])
+
+
+def test_a_recipe_that_extends_another_is_shown_whole(
+    tiny_shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base = toy_recipe(tmp_path, tiny_shards)
+    mine = tmp_path / "mine.yaml"
+    mine.write_text(f"extends: {base.name}\nmodel: {{dense_weight: 0.5, budgets: {{16: 1}}}}\n")
+    options = ["--trainer.max_steps", "1", "--trainer.val_check_interval", "1"]
+    main(["fit", "--config", str(mine), *options])
+    saved = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text(encoding="utf-8"))
+    assert "extends" not in saved
+    assert (saved["model"]["dense_weight"], saved["model"]["budgets"]) == (0.5, {"16": 1.0})
+    assert saved["data"]["sources"] == str(tiny_shards)
+
+    mine.write_text(f"extends: {base.name}\nmodel: {{sise: tiny}}\n")
+    with pytest.raises(SystemExit):
+        main(["fit", "--config", str(mine)])
+    assert "Did you mean model.size?" in capsys.readouterr().err
 
 
 def toy_recipe(folder: Path, shards: Path, **model: Any) -> Path:

@@ -167,7 +167,7 @@ def test_a_recipe_gives_teacher_resolutions_and_precision(tmp_path: Path) -> Non
         (["--teacher", "veca.teachers.NoTeacher"], "Try veca.teachers.EfficientNetTeacher"),
         (["--teacher", OFFLINE, "--resolutions", "250"], "multiple of 16; got 250. Try 256"),
         (["--teacher", OFFLINE, "--views", "0"], "views must be at least 1"),
-        (["--config", "nowhere.yaml"], "recipe nowhere.yaml is not a file"),
+        (["--config", "nowhere.yaml"], "recipe nowhere.yaml: must be an existing file"),
         (["--teacher", OFFLINE, "--seed", "-1"], "seed must not be negative"),
         (["--teacher", OFFLINE, "--batch-size", "0"], "batch_size must be at least 1"),
     ],

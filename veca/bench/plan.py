@@ -41,7 +41,7 @@ def plan(
     """Hours, memory, storage and throughput of a recipe's run on Objects365.
 
     Args:
-        recipe: a recipe, e.g. recipes/pretrain_base.yaml.
+        recipe: a recipe's path or name, e.g. pretrain_base.
         device: l40s or h100.
         devices: how many of them; 6 × L40S and 64 × H100 by default.
         utilisation: share of the peak FLOP/s that training is assumed to reach.

@@ -9,6 +9,7 @@ import inspect
 import sys
 from contextlib import ExitStack
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 from jsonargparse import ArgumentParser, Namespace
@@ -32,6 +33,7 @@ from veca.train.slurm import cluster_problems, is_main_process, num_devices, por
 from veca.train.snapshots import NUM_IMAGES, Snapshots
 from veca.utils.lightning_compat import ignore_warnings, leave_signals_alone
 from veca.utils.precision import AUTO, recorded_precision, resolve_precision
+from veca.utils.recipes import spell_out_recipes
 from veca.utils.signals import stop_signals
 
 GROUPS = ("trainer", "model", "model.optimization", "data")
@@ -79,7 +81,9 @@ class VecaCLI(LightningCLI):
         assert isinstance(words, list)
         verb = self._subcommand_parsers.get(words[0] if words else "", parser)
         known = [action.dest for action in verb._actions]
-        config, problems = find_problems(parser.parse_args, words, known_keys=known)
+        with TemporaryDirectory() as folder:
+            spelled = spell_out_recipes(words, Path(folder))
+            config, problems = find_problems(parser.parse_args, spelled, known_keys=known)
         if config is not None:
             problems += self._value_problems(config[config.subcommand])
         if problems:

@@ -3,12 +3,11 @@
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
-
 from veca.data.resolutions import Phase, ResolutionSchedule
 from veca.model.sizes import SIZES, Size
 from veca.teachers.dinov3 import is_gated
 from veca.teachers.random import TINY
+from veca.utils.recipes import load_recipe
 
 _DINOV3 = {"vits16": "small", "vits16plus": "small_plus", "vitb16": "base", "vitl16": "large"}
 
@@ -46,11 +45,9 @@ class PlannedRun(NamedTuple):
 
 
 def read_recipe(path: Path) -> PlannedRun:
-    """The costly part of a recipe; a ValueError names the key that is missing or unknown."""
-    if not path.is_file():
-        raise FileNotFoundError(f"recipe {path} is not a file. Try recipes/pretrain_base.yaml.")
+    """The costly part of a recipe, by path or name; a ValueError names the key that is missing or unknown."""
+    recipe = load_recipe(str(path))
     try:
-        recipe = yaml.safe_load(path.read_text(encoding="utf-8"))
         model, trainer, data = recipe["model"], recipe["trainer"], recipe["data"]
         schedule = data.get("resolutions", {})
         phases = [
@@ -69,7 +66,7 @@ def read_recipe(path: Path) -> PlannedRun:
             checkpointing=model.get("activation_checkpointing", False),
             validation=_validation(model, trainer, data),
         )
-    except (KeyError, TypeError, AttributeError, yaml.YAMLError) as error:
+    except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(
             f"recipe {path} cannot be planned: {error!r}. It must be YAML with model (teacher, budgets), "
             "trainer and data; recipes/pretrain_base.yaml is an example."
