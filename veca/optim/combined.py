@@ -22,6 +22,7 @@ from veca.optim.normuon import normuon_step, polar_express
 from veca.optim.split import NamedParameters, ParameterSplit
 
 Backend = Literal["auto", "veca", "dion"]
+DION = "pip install git+https://github.com/microsoft/dion"  # no extra: PyPI refuses URLs in metadata
 ADAMW_EPS = 1e-8
 
 
@@ -56,7 +57,7 @@ def make_optimizer(
     if backend == "dion" and make_dion is None:
         raise ValueError(
             'backend "dion" needs the dion library, which cannot be imported. '
-            'Install it with `pip install "veca[dion]"`, or choose backend "veca".'
+            f'Install it with `{DION}`, or choose backend "veca".'
         )
     make = NorMuonAdamW if make_dion is None else make_dion
     return make(
