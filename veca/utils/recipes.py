@@ -43,7 +43,8 @@ def merge(base: dict[Any, Any], overlay: dict[Any, Any]) -> dict[Any, Any]:
     merged = dict(base)
     for key, value in overlay.items():
         old = base.get(key)
-        merged[key] = merge(old, value) if _mergeable(old, value) else value
+        both = isinstance(old, dict) and isinstance(value, dict)
+        merged[key] = merge(old, value) if both and _same_kind(old, value) else value
     return merged
 
 
@@ -93,9 +94,7 @@ def _load(path: Path, extending: list[Path]) -> dict[str, Any]:
     return merge(_load(find_recipe(base, beside=path.parent), [*extending, path]), recipe)
 
 
-def _mergeable(old: Any, new: Any) -> bool:
-    if not (isinstance(old, dict) and isinstance(new, dict)):
-        return False
+def _same_kind(old: dict[Any, Any], new: dict[Any, Any]) -> bool:
     same_class = new.get("class_path", old.get("class_path")) == old.get("class_path")
     return same_class and not any(str(key).isdigit() for key in [*old, *new])
 
