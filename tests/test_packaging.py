@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+import veca
+
 ROOT = Path(__file__).parents[1]
 SOURCES = ("veca", "data_prep", "recipes", "tests")
 KEPT_OUT = shutil.ignore_patterns("__pycache__", "*.egg-info")
@@ -91,7 +93,8 @@ def test_the_metadata_can_be_published(wheel: Path) -> None:
     assert not [
         line for line in fields if line.startswith("Requires-Dist:") and "@" in line
     ]  # PyPI refuses URLs
-    assert "License-Expression: Apache-2.0" in fields
+    assert {"License-Expression: Apache-2.0", f"Version: {veca.__version__}"} < set(fields)
+    assert f"\nversion: {veca.__version__}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
 
 
 def test_the_wheel_works_in_an_empty_folder(programs: Path, tmp_path: Path) -> None:
