@@ -11,7 +11,7 @@ DEMO_TEACHER := --teacher veca.teachers.EfficientNetTeacher
 DEMO_PROBE := --model demo/run/multires/checkpoints/last.ckpt --budgets 8,32,64 --resolutions 64
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slurm lint format shards bench bench-check torture
+.PHONY: help setup demo test test-all test-slurm lint format docs shards bench bench-check torture
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -23,7 +23,10 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet $(PIP_ARGS) --constraint constraints.txt --editable ".[dev]"
 	touch $@
 
-test: $(READY) ## run all tests, in JOBS=2 processes
+test: $(READY) ## run the tests, in JOBS=2 processes
+	$(BIN)/python -m pytest -m "not torture and not packaging" --numprocesses $(JOBS)
+
+test-all: $(READY) ## the same, and those that build, install and try what is published
 	$(BIN)/python -m pytest -m "not torture" --numprocesses $(JOBS)
 
 test-slurm: $(READY) ## the tests that need a SLURM; `.ci/slurm make test-slurm` starts one here (root, Debian)
@@ -37,6 +40,10 @@ lint: $(READY) ## ruff (format and lint) and mypy --strict
 format: $(READY) ## let ruff rewrite what it can
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+docs: $(READY) ## the documentation as a site, in site/
+	$(BIN)/python -m pip install --quiet $(PIP_ARGS) --constraint constraints.txt --editable ".[docs]"
+	$(BIN)/mkdocs build --strict
 
 shards: $(READY) ## images or archives to shards: SOURCE=… OUT=… [ARGS="--max-short-side 864"]
 	@test -n "$(SOURCE)" && test -n "$(OUT)" || { echo 'usage: make shards SOURCE=images OUT=data/images [ARGS="…"]'; exit 2; }
