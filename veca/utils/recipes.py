@@ -43,8 +43,9 @@ def merge(base: dict[Any, Any], overlay: dict[Any, Any]) -> dict[Any, Any]:
     merged = dict(base)
     for key, value in overlay.items():
         old = base.get(key)
-        both = isinstance(old, dict) and isinstance(value, dict)
-        merged[key] = merge(old, value) if both and _same_kind(old, value) else value
+        if isinstance(old, dict) and isinstance(value, dict) and _same_kind(old, value):
+            value = merge(old, value)
+        merged[key] = value
     return merged
 
 
