@@ -49,12 +49,12 @@ room: `veca-data estimate` tells how much.
 
 Stop it at any time: the same command keeps the finished shards and makes the rest, with the same bytes."""
 
-_CACHE_EXAMPLE = "shards --config recipes/pretrain_small.yaml"
+_CACHE_EXAMPLE = "shards --config pretrain_small --views 8 --dtype int8"
 _CACHE_EXAMPLES = """\
 more examples:
-  veca-data cache shards --config recipes/pretrain_base.yaml --views 4
+  veca-data cache shards --config pretrain_base --views 4
   veca-data cache shards --teacher veca.teachers.EfficientNetTeacher --resolutions 128 --dtype int8
-  veca-data cache shards --config recipes/pretrain_base.yaml \\
+  veca-data cache shards --config pretrain_base \\
       --teacher '{class_path: veca.teachers.TransformersTeacher, init_args: {name_or_path: models/vitb16}}'
   srun veca-data cache shards --config … --num-nodes 4      under SLURM, see recipes/slurm/cache.sbatch"""
 

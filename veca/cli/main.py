@@ -26,7 +26,7 @@ class Verb(NamedTuple):
 
 
 _RUN = "--config runs/a/config.yaml --ckpt_path best"
-_RECIPE = "recipes/pretrain_base.yaml"
+_RECIPE = "pretrain_base"
 PROBE = "data/photos --model my-model"
 FIGURE = "photo.jpg --model my-model --out"
 
@@ -39,7 +39,7 @@ VERBS = {
         "recipes/pretrain_base.yaml",
         ("recipe",),
     ),
-    "fit": Verb("veca.cli.fit:main", "train: one recipe, one run", "--config recipes/cpu_tiny.yaml"),
+    "fit": Verb("veca.cli.fit:main", "train: one recipe, one run", "--config cpu_tiny"),
     "validate": Verb(
         "veca.cli.fit:main",
         "losses over resolutions × budgets, on the val shards",
@@ -135,8 +135,9 @@ usage: veca {verb} --config RECIPE [--key value …]
 
 example: veca {verb} {example}
 
-RECIPE is a YAML file. Every key of it can be overridden here, with dots between its parts; several --config
-are read in order, the later one's keys over the earlier one's. The run's config.yaml says what it came to.
+RECIPE is a YAML file or the name of a packaged one. Every key of it can be overridden here, with dots between
+its parts; several --config are read in order, the later one's keys over the earlier one's. The run's
+config.yaml says what it came to.
 
   --ckpt_path last                      go on from the run's newest intact checkpoint (also best, or a file)
   --trainer.default_root_dir runs/a     the run's folder

@@ -69,7 +69,7 @@ def read_recipe(path: Path) -> PlannedRun:
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(
             f"recipe {path} cannot be planned: {error!r}. It must be YAML with model (teacher, budgets), "
-            "trainer and data; recipes/pretrain_base.yaml is an example."
+            "trainer and data; pretrain_base is an example."
         ) from None
     _check(path, run, attention=model.get("attention", "cores"))
     return run
