@@ -47,19 +47,19 @@ docs: $(READY) ## the documentation as a site, in site/
 
 shards: $(READY) ## images or archives to shards: SOURCE=… OUT=… [ARGS="--max-short-side 864"]
 	@test -n "$(SOURCE)" && test -n "$(OUT)" || { echo 'usage: make shards SOURCE=images OUT=data/images [ARGS="…"]'; exit 2; }
-	$(BIN)/veca-data shards "$(SOURCE)" --out "$(OUT)" $(ARGS)
+	$(BIN)/veca data shards "$(SOURCE)" --out "$(OUT)" $(ARGS)
 
 demo: $(READY) ## sample images, shards, cached targets, two stages on the CPU, probes, a report (minutes)
-	$(BIN)/veca-data sample --out demo/sample --count $(DEMO_COUNT) --size 128
-	$(BIN)/veca-data shards demo/sample/images --out demo/shards
-	$(BIN)/veca-data cache demo/shards $(DEMO_TEACHER) --resolutions 64 --views 4 --dtype int8
-	$(BIN)/veca-data cache demo/shards $(DEMO_TEACHER) --resolutions 64,96 --views 1 --dtype int8
+	$(BIN)/veca data sample --out demo/sample --count $(DEMO_COUNT) --size 128
+	$(BIN)/veca data shards demo/sample/images --out demo/shards
+	$(BIN)/veca data cache demo/shards $(DEMO_TEACHER) --resolutions 64 --views 4 --dtype int8
+	$(BIN)/veca data cache demo/shards $(DEMO_TEACHER) --resolutions 64,96 --views 1 --dtype int8
 	$(BIN)/veca fit --config recipes/demo.yaml $(DEMO_FIT)
 	$(BIN)/veca fit --config recipes/demo_multires.yaml $(DEMO_FIT)
-	$(BIN)/veca probe knn $(DEMO_PROBE) --data demo/sample/images --seeds 2 --out demo/run/knn.json
-	$(BIN)/veca probe linear $(DEMO_PROBE) --data demo/sample/images --seeds 1 --out demo/run/linear.json
-	$(BIN)/veca probe segment $(DEMO_PROBE) --data demo/sample --seeds 0 --epochs 2 --out demo/run/segment.json
-	$(BIN)/veca probe depth $(DEMO_PROBE) --data demo/sample --seeds 0 --epochs 2 --out demo/run/depth.json
+	$(BIN)/veca probe knn demo/sample/images $(DEMO_PROBE) --seeds 2 --out demo/run/knn.json
+	$(BIN)/veca probe linear demo/sample/images $(DEMO_PROBE) --seeds 1 --out demo/run/linear.json
+	$(BIN)/veca probe segment demo/sample $(DEMO_PROBE) --seeds 0 --epochs 2 --out demo/run/segment.json
+	$(BIN)/veca probe depth demo/sample $(DEMO_PROBE) --seeds 0 --epochs 2 --out demo/run/depth.json
 	$(BIN)/veca report demo/run
 
 bench: $(READY) ## all benchmarks as one table and bench.json, every number a ratio taken in one run

@@ -18,7 +18,7 @@ LEVELS = [
 LEVEL = {room: number for number, rooms in enumerate(LEVELS) for room in rooms}
 FRIENDS = [{"types", "model", "data"}, LEVELS[2]]  # may lean on each other; others on a level may not
 FORWARDING = {"teacher", "run"}  # former places of public names
-DATA_STAGE = {"utils", "data", "teachers", "types"}
+DATA_STAGE = {"utils", "data", "teachers", "types", "card"}  # the card says what a teacher's licence is
 MAY_IMPORT_DATA_STAGE = {"cli", "bench"}
 
 
