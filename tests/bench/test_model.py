@@ -1,4 +1,4 @@
-"""The benchmark of the whole model, at a size that takes seconds."""
+"""The benchmarks of the attention path and of the whole model, at sizes that take seconds."""
 
 import time
 
@@ -6,7 +6,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from veca.bench.model import CANDIDATES, _growth, _memory, _peak, candidate, model, train_flops
+from veca import create_model
+from veca.bench.model import (
+    CANDIDATES,
+    _peak,
+    attention,
+    candidate,
+    growth_case,
+    memory_case,
+    model,
+    straightforward,
+    train_flops,
+)
 
 
 def test_the_peers_of_the_same_weights_agree() -> None:
@@ -44,7 +55,7 @@ def test_one_odd_peak_does_not_decide(monkeypatch: pytest.MonkeyPatch) -> None:
     peaks = {"veca": [10.0] * 3, "straightforward": [15.0] * 3, "dinov3": [9.0, 12.0, 12.0]}
     found = {name: iter(values) for name, values in peaks.items()}
     monkeypatch.setattr("veca.bench.model._peak", lambda name, **sizes: next(found[name]))
-    results = _memory(256, 16, 64)
+    results = memory_case(resolution=256, batch=16, budget=64).measure()
     assert results["train/r256/straightforward_memory_over_veca"] == pytest.approx(1.5)
     assert results["train/r256/dinov3_memory_over_veca"] == pytest.approx(1.2)
     assert results["train/r256/dinov3_memory_over_veca_spread"] > 0
@@ -56,6 +67,37 @@ def test_growth_is_that_of_one_image() -> None:
         return images.requires_grad_()
 
     for kind in ("forward", "train"):
-        found = _growth(linear, kind, patches=4096, repeats=3)
+        found = growth_case(linear, kind, patches=4096, repeats=3).measure()
         assert found[f"{kind}/time_1024_over_512"] == pytest.approx(4, rel=0.3)
         assert f"{kind}/time_1024_over_512_spread" in found
+
+
+def test_every_size_resolution_budget_and_batch_gets_its_ratio(capsys: pytest.CaptureFixture[str]) -> None:
+    results = attention(sizes="small", resolutions="32,64", budgets=[8, 64], batches="1,2", repeats=2)
+    keys = {key.rpartition("/")[0] for key in results}
+    assert keys == {
+        f"small/{place}/b{budget}"
+        for place in ("r32/batch1", "r64/batch1", "r32/batch2")
+        for budget in (8, 64)
+    }
+    assert all(value > 0 for name, value in results.items() if not name.endswith("_spread"))
+    assert "GFLOPs" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("budget", [8, 64])
+def test_it_gives_the_features_and_gradients_of_the_model(budget: int) -> None:
+    torch.manual_seed(0)
+    model = create_model("tiny", depth=3, out_width=20).double().eval()
+    images = torch.randn(2, 3, 48, 64, dtype=torch.float64)
+    grads = []
+    for features in (model(images, budget), straightforward(model, images, budget)):
+        model.zero_grad()
+        (features.patches.square().sum() + features.cores.sum()).backward()
+        grads.append({n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None})
+    ours, plain = model(images, budget), straightforward(model, images, budget)
+    assert ours.grid == plain.grid
+    for one, other in zip(ours[:3], plain[:3], strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
+    assert grads[0].keys() == grads[1].keys()
+    for name, grad in grads[0].items():
+        torch.testing.assert_close(grad, grads[1][name], rtol=1e-9, atol=1e-9)

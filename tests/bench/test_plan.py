@@ -8,11 +8,9 @@ import torch
 import yaml
 from torch.utils.flop_counter import FlopCounterMode
 
-from veca import create_model
+from veca import create_model, flops
 from veca.bench.plan import DEVICES, plan, plan_lines, state_bytes
-from veca.flops import model as costs
-from veca.flops.recipe import read_recipe
-from veca.flops.training import count_work, divide_batch, resolution_shares
+from veca.flops import count_work, divide_batch, read_recipe, resolution_shares
 from veca.model.sizes import SIZES, Size
 from veca.optim import split_parameters
 from veca.optim.combined import NorMuonAdamW
@@ -72,16 +70,16 @@ def teacher_by_hand(resolution: int) -> int:
     ("name", "veca", "dinov3"), [("small", 5.72, 30.67), ("base", 21.25, 71.02), ("large", 37.06, 103.29)]
 )
 def test_the_attention_path_costs_what_the_paper_says(name: str, veca: float, dinov3: float) -> None:
-    student = costs.meta_student(name, {"depth": 1}, teacher_width=SIZES[name].width)
-    teacher = costs.meta_teacher(SIZES[name], gated=False)
-    ours = costs.attention_flops(student, resolution=1024, budget=64)
-    theirs = costs.attention_flops(teacher, resolution=1024)
+    student = flops.meta_student(name, {"depth": 1}, teacher_width=SIZES[name].width)
+    teacher = flops.meta_teacher(SIZES[name], gated=False)
+    ours = flops.attention_flops(student, resolution=1024, budget=64)
+    theirs = flops.attention_flops(teacher, resolution=1024)
     assert (round(ours / 1e9, 2), round(theirs / 1e9, 2)) == (veca, dinov3)
 
 
 def test_totals_of_a_toy_recipe_equal_arithmetic_by_hand(tmp_path: Path) -> None:
     run = read_recipe(toy_recipe(tmp_path))
-    student = costs.meta_student(run.size, run.overrides, teacher_width=96)
+    student = flops.meta_student(run.size, run.overrides, teacher_width=96)
     work = count_work(run, student, devices=2)
     assert (work.steps, work.accumulate, work.batch) == (100, 2, {32: 6, 64: 6})
     assert work.share == pytest.approx({32: 0.2 + 0.8 * 0.5, 64: 0.8 * 0.5})
@@ -98,7 +96,7 @@ def test_totals_of_a_toy_recipe_equal_arithmetic_by_hand(tmp_path: Path) -> None
 def test_the_hours_printed_follow_from_the_counts(tmp_path: Path) -> None:
     path = toy_recipe(tmp_path)
     run = read_recipe(path)
-    work = count_work(run, costs.meta_student(run.size, run.overrides, teacher_width=96), devices=2)
+    work = count_work(run, flops.meta_student(run.size, run.overrides, teacher_width=96), devices=2)
     text = "\n".join(plan_lines(path, device="h100", devices=2, utilisation=0.5))
     rate = 989e12 * 0.5
     assert f"{24 / (work.device_flops / rate):,.0f} images/s" in text
@@ -108,7 +106,7 @@ def test_the_hours_printed_follow_from_the_counts(tmp_path: Path) -> None:
 
 def test_activation_checkpointing_costs_one_more_forward(tmp_path: Path) -> None:
     run = read_recipe(toy_recipe(tmp_path, activation_checkpointing=True))
-    work = count_work(run, costs.meta_student(run.size, run.overrides, teacher_width=96), devices=2)
+    work = count_work(run, flops.meta_student(run.size, run.overrides, teacher_width=96), devices=2)
     assert work.per_image(32) == 4 * work.student[32] + work.teacher[32]
 
 
@@ -135,9 +133,11 @@ def test_polar_express_is_counted_as_it_is_computed() -> None:
     for shape in ((48, 80), (80, 48), (64, 64)):
         with FlopCounterMode(display=False) as counter:
             polar_express(torch.empty(1, *shape, device="meta"))
-        assert costs.polar_flops(*shape) == counter.get_total_flops()
-    shapes = [torch.Size((64, 64))] * 3
-    assert costs.polar_flops_per_rank(shapes, num_ranks=2) == 2 * costs.polar_flops(64, 64)
+        assert flops.polar_flops(*shape) == counter.get_total_flops()
+    student = create_model("tiny", **TOY)
+    each = [flops.polar_flops(*matrix.shape) for _, matrix in split_parameters(student).matrices]
+    assert flops.polar_flops_per_rank(student, num_ranks=1) == sum(each)
+    assert sum(each) / 2 <= flops.polar_flops_per_rank(student, num_ranks=2) <= sum(each) / 2 + max(each)
 
 
 def test_optimizer_state_has_the_bytes_of_the_real_one() -> None:
@@ -168,9 +168,9 @@ def test_saved_bytes_are_those_of_a_real_forward_pass() -> None:
         assert loss.requires_grad
         return sum(x.untyped_storage().nbytes() for key, x in kept.items() if key not in own)
 
-    saved = costs.saved_bytes(size, resolution=64, checkpointing=False)
+    saved = flops.saved_bytes(size, resolution=64, checkpointing=False)
     assert saved.per_image == real(4) - real(3)
-    checkpointed = costs.saved_bytes(size, resolution=64, checkpointing=True)
+    checkpointed = flops.saved_bytes(size, resolution=64, checkpointing=True)
     assert checkpointed.per_image < saved.per_image / 2
 
 

@@ -9,9 +9,17 @@ from pathlib import Path
 from typing import NamedTuple
 
 from veca.data.resolutions import PATCH_SIZE
-from veca.flops.model import meta_student, meta_teacher, saved_bytes
-from veca.flops.recipe import PlannedRun, read_recipe
-from veca.flops.training import NUM_TRAIN, NUM_VAL, Work, count_work
+from veca.flops import (
+    NUM_TRAIN,
+    NUM_VAL,
+    PlannedRun,
+    Work,
+    count_work,
+    meta_student,
+    meta_teacher,
+    read_recipe,
+    saved_bytes,
+)
 from veca.model import Veca
 from veca.optim.split import split_parameters
 
@@ -58,7 +66,7 @@ def plan_lines(recipe: Path, *, device: str, devices: int | None, utilisation: f
     if devices is not None and devices < 1:
         raise ValueError(f"devices must be at least 1; got {devices}.")
     run, gpu = read_recipe(recipe), DEVICES[device]
-    student = meta_student(run.size, run.overrides, teacher_width=run.teacher.size.width)
+    student = meta_student(run.size, run.overrides, teacher_width=run.teacher.width)
     work = count_work(run, student, devices=devices or gpu.usual)
     return [
         f"{recipe.name} on {work.devices} × {gpu.name}",
@@ -151,8 +159,8 @@ def run_hours(work: Work, rate: float) -> float:
 def _memory_lines(run: PlannedRun, student: Veca, work: Work, gpu: Device) -> Lines:
     weights, states = _count(student), state_bytes(student)
     size = max(work.batch)
-    count, width = work.batch[size], run.teacher.size.width
-    teacher = sum(p.numel() for p in meta_teacher(run.teacher.size, gated=run.teacher.gated).parameters())
+    count, width = work.batch[size], run.teacher.width
+    teacher = sum(p.numel() for p in meta_teacher(run.teacher, gated=run.gated).parameters())
     targets = 4 * count * ((size // PATCH_SIZE) ** 2 + 1) * width
     fixed = 8 * weights + states + 4 * teacher + targets
     whole = saved_bytes(student.size, resolution=size, checkpointing=False)
@@ -205,7 +213,7 @@ def _storage_lines(run: PlannedRun, student: Veca) -> Lines:
         f"= {images * IMAGE_BYTES / 1e9:.0f} GB",
         f"  … re-encoded      {small}",
         f"  checkpoints       last and best: 2 × (weights + optimizer {_gb(file)}) = {_gb(2 * file)}",
-        *(_cache_line(size, width=run.teacher.size.width) for size in run.resolutions.resolutions),
+        *(_cache_line(size, width=run.teacher.width) for size in run.resolutions.resolutions),
     ]
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from veca.data.augment import centre_view, render_pixels
 from veca.data.decode import pixels_from_pil
 from veca.data.views import normalise
-from veca.flops.model import student_flops
+from veca.flops import student_flops
 from veca.model import Size, Veca
 from veca.utils.maps import num_interactions
 from veca.utils.precision import FLOAT32, InferencePrecision, computing_in

@@ -4,6 +4,7 @@ import gc
 import math
 import statistics
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -40,8 +41,7 @@ def interleave(
     seconds: dict[str, list[float]] = {name: [] for name in candidates}
     calls = 1
     for round_number in range(warmup + repeats):
-        # There and back, so that nobody always comes after the same one.
-        for name in list(candidates)[:: -1 if round_number % 2 else 1]:
+        for name in _order(candidates, round_number):
             gc.collect()
             start = time.perf_counter()
             for _ in range(calls):
@@ -50,6 +50,19 @@ def interleave(
         if round_number + 1 == warmup:
             calls = max(1, math.ceil(turn / min(values[-1] for values in seconds.values())))
     return {name: Timing(tuple(values[warmup:])) for name, values in seconds.items()}
+
+
+def collect(
+    candidates: Mapping[str, Callable[[], Mapping[str, float]]], *, repeats: int, warmup: int = 0
+) -> dict[str, Timing]:
+    """The same for candidates with clocks of their own: the readings that they return, by name."""
+    readings: dict[str, list[float]] = defaultdict(list)
+    for round_number in range(warmup + repeats):
+        for name in _order(candidates, round_number):
+            gc.collect()
+            for kind, value in candidates[name]().items():
+                readings[kind].append(value)
+    return {kind: Timing(tuple(values[warmup:])) for kind, values in readings.items()}
 
 
 def compare(
@@ -65,3 +78,8 @@ def compare(
         ratios = Timing(tuple(scale * a / b for a, b in rounds))
         results |= {name: ratios.median, name + SPREAD: ratios.spread}
     return results
+
+
+def _order(candidates: Mapping[str, object], round_number: int) -> list[str]:
+    """There and back, so that nobody always comes after the same one."""
+    return list(candidates)[:: -1 if round_number % 2 else 1]
