@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from veca.utils import timing as measure
-from veca.utils.timing import Timing, compare, interleave
+from veca.utils.timing import Timing, collect, compare, interleave
 
 SLOW, FAST = 0.05, 0.004  # seconds
 
@@ -57,3 +57,16 @@ def test_rounds_go_there_and_back() -> None:
     order: list[str] = []
     interleave({name: lambda name=name: order.append(name) for name in "abc"}, repeats=2, warmup=0)  # type: ignore[misc]
     assert "".join(order) == "abccba"
+
+
+def test_candidates_with_their_own_clocks_take_turns_too() -> None:
+    order: list[str] = []
+
+    def run(name: str) -> dict[str, float]:
+        order.append(name)
+        return {f"{name}_cpu": float(len(order)), f"{name}_wall": 0.5}
+
+    timings = collect({name: lambda name=name: run(name) for name in "ab"}, repeats=2, warmup=1)  # type: ignore[misc]
+    assert "".join(order) == "abbaab"
+    assert timings["a_cpu"].seconds == (4.0, 5.0)
+    assert timings["b_wall"].seconds == (0.5, 0.5)
