@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import torch
 import transformers
-import yaml
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
@@ -23,6 +22,7 @@ from veca.optim.normuon import POLAR_COEFFICIENTS
 from veca.optim.split import split_parameters
 from veca.teachers.dinov3 import dinov3_config, is_gated
 from veca.teachers.random import TINY
+from veca.utils.recipes import load_recipe
 
 NUM_TRAIN, NUM_VAL = 1_742_289, 80_000  # Objects365 v2 on disk
 _DINOV3 = {"vits16": "small", "vits16plus": "small_plus", "vitb16": "base", "vitl16": "large"}
@@ -147,11 +147,9 @@ class PlannedRun(NamedTuple):
 
 
 def read_recipe(path: Path) -> PlannedRun:
-    """The costly part of a recipe; a ValueError names the key that is missing or unknown."""
-    if not path.is_file():
-        raise FileNotFoundError(f"recipe {path} is not a file. Try recipes/pretrain_base.yaml.")
+    """The costly part of a recipe, by path or name; a ValueError names the key that is missing or unknown."""
+    recipe = load_recipe(str(path))
     try:
-        recipe = yaml.safe_load(path.read_text(encoding="utf-8"))
         model, trainer, data = recipe["model"], recipe["trainer"], recipe["data"]
         schedule = data.get("resolutions", {})
         phases = schedule.get("phases", [{"start_step": 0, "probabilities": {256: 1.0}}])
@@ -175,10 +173,10 @@ def read_recipe(path: Path) -> PlannedRun:
             val_budgets=model.get("val_budgets"),
             val_batches=data.get("val_batches"),
         )
-    except (KeyError, TypeError, AttributeError, yaml.YAMLError) as error:
+    except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(
             f"recipe {path} cannot be planned: {error!r}. It must be YAML with model (teacher, budgets), "
-            "trainer and data; recipes/pretrain_base.yaml is an example."
+            "trainer and data; pretrain_base is an example."
         ) from None
     attention, problems = model.get("attention", "cores"), []
     if run.size not in SIZES:
