@@ -87,7 +87,7 @@ def test_what_is_compiled_follows_from_recipe_and_length(
 ) -> None:
     done: list[str] = []
     monkeypatch.setattr(compiling, "cpu_multiplies_bf16", lambda: True)
-    monkeypatch.setattr(compiling, "WORTH_IMAGES", 8 if worth else 9)
+    monkeypatch.setattr(compiling, "WORTH_COMPILING", 8 if worth else 9)
     monkeypatch.setattr(compiling, "has_cpp_compiler", lambda: True)
     monkeypatch.setattr(compiling, "compile_static", lambda *of: done.append("student"))
     monkeypatch.setattr(compiling, "compile_teacher", lambda *of: done.append("teacher"))
@@ -101,7 +101,7 @@ def test_a_cpu_without_bf16_compiles_nothing_by_itself(
     precision: str, tmp_path: Path, tiny_shards: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compiling, "cpu_multiplies_bf16", lambda: False)
-    monkeypatch.setattr(compiling, "WORTH_IMAGES", 1)
+    monkeypatch.setattr(compiling, "WORTH_COMPILING", 1)
     model = make_model()
     make_trainer(tmp_path, max_steps=1, precision=precision).fit(model, datamodule=make_data(tiny_shards))
     assert all(block._compiled_call_impl is None for block in model.student.blocks)

@@ -326,7 +326,7 @@ def test_the_student_learns_eight_images_at_every_budget(make_tiny_shards, tmp_p
 
 def test_two_ranks_agree_and_equal_one_rank_with_the_doubled_batch(tiny_shards: Path, tmp_path: Path) -> None:
     """Real processes, 20 steps over all budgets; no RoPE augmentation, as each forward draws its own."""
-    script = Path(__file__).with_name("rank_fit.py")
+    script = Path(__file__).parents[1] / "rank_fit.py"
     for devices, batch_size in ((2, 4), (1, 8)):
         command = [sys.executable, script, tiny_shards, tmp_path, str(devices), str(batch_size)]
         subprocess.run(command, check=True, timeout=240, capture_output=True)
@@ -351,7 +351,7 @@ def test_ranks_with_fewer_images_than_others_validate_to_the_values_of_one_rank(
     samples: int, make_tiny_shards: Callable[..., Path], tmp_path: Path
 ) -> None:
     """With one image the second rank has none; five are two and two, then one and none."""
-    script, shards = Path(__file__).with_name("rank_validate.py"), make_tiny_shards([20], [samples])
+    script, shards = Path(__file__).parents[1] / "rank_validate.py", make_tiny_shards([20], [samples])
     for devices in (2, 1):
         command = [sys.executable, script, shards, tmp_path, str(devices)]
         subprocess.run(command, check=True, timeout=100, capture_output=True)
@@ -413,3 +413,16 @@ def test_the_control_takes_the_shape_of_a_size_and_no_more() -> None:
     assert smaller.student.size.depth == 1
     with pytest.raises(ValueError, match=r"are width, depth and num_heads; got num_cores"):
         make_model(attention="full", size_overrides={"num_cores": 16}, budgets={5: 1.0})
+
+
+def test_a_second_fit_validates_as_often_as_the_first(tiny_shards: Path, tmp_path: Path) -> None:
+    """A trainer that fits again keeps its interval in optimizer steps, and its other settings."""
+    model, data = make_model(global_batch_size=8), make_data(tiny_shards, batch_size=4)
+    options = {"limit_val_batches": 1, "check_val_every_n_epoch": None, "val_check_interval": 3}
+    trainer = make_trainer(tmp_path, max_steps=3, **options)
+    for max_steps in (3, 6):
+        trainer.fit_loop.epoch_loop.max_steps = max_steps
+        trainer.fit(model, datamodule=data)
+        assert trainer.global_step == max_steps
+        assert (trainer.accumulate_grad_batches, trainer.val_check_interval) == (2, 6)
+        assert trainer.val_check_batch == 6

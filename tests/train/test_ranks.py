@@ -23,7 +23,7 @@ class Launched:
     def __init__(self, recipe: Path, folder: Path, trouble: str, *options: str) -> None:
         folder.mkdir()
         self.folder, self.path = folder, folder / "said.txt"
-        script = Path(__file__).with_name("rank_trouble.py")
+        script = Path(__file__).parents[1] / "rank_trouble.py"
         words = [str(recipe), str(folder), trouble, "--trainer.devices", "2", *options]
         with self.path.open("wb") as file:
             self.process = subprocess.Popen(

@@ -24,10 +24,10 @@ from veca.data.datamodule import ShardDataModule
 from veca.data.sources import open_sources
 from veca.optim.settings import Optimization
 from veca.train.checkpointing import LastCheckpoint, RunCheckpoint, SafeCheckpointIO, last_path, newest_intact
-from veca.train.distill import Distill, recipe_problems
+from veca.train.distill import Distill
 from veca.train.environment import RecordEnvironment
 from veca.train.preemption import StopWhenAsked
-from veca.train.recipe import find_problems
+from veca.train.recipe import find_problems, recipe_problems
 from veca.train.run_dir import ContinueMetrics, FeatureWriter, RunProgress, run_loggers, sole_run
 from veca.train.slurm import cluster_problems, is_main_process, num_devices, port_problems, slurm_environment
 from veca.train.snapshots import NUM_IMAGES, Snapshots

@@ -7,8 +7,8 @@ A file is written under a temporary name, synced and renamed (`files.py`), so a 
 the previous one as it was. A save that fails ends the run with what to do: a disk that holds no checkpoint
 soon holds no metrics either, and hours without a checkpoint may be lost.
 
-Checkpoints with numbers that are not finite are not written (`guard.py`), and one that is there nevertheless
-is not read: whatever continues from it stays lost.
+Checkpoints with numbers that are not finite are not written (`callbacks.py`), and one that is there
+nevertheless is not read: whatever continues from it stays lost.
 """
 
 import logging

@@ -1,10 +1,11 @@
-"""Every problem of a recipe at once, before anything is built.
+"""Every problem of a recipe at once, before anything is built: what the parser rejects, and wrong values.
 
 The parser stops at its first problem. Here a rejected key is noted, taken out of the command line and the
 recipe files, and the rest is parsed again, until nothing is rejected.
 """
 
 import argparse
+import math
 import re
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -13,6 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+
+from veca.backbones.control import NUM_GLOBAL, control_shape
+from veca.model.sizes import resolve_size
+from veca.optim.settings import Optimization
+from veca.train.budgets import BudgetSchedule
 
 MAX_PROBLEMS = 50
 _KEY = re.compile(r"""(?:Parser key|[Kk]ey|option) ["'](?P<key>[\w.]+)["']""")
@@ -40,6 +46,46 @@ def find_problems(
                 break
             args = without
     return None, problems
+
+
+def recipe_problems(
+    *,
+    size: str,
+    size_overrides: dict[str, Any] | None,
+    attention: str,
+    budgets: dict[int, float],
+    val_budgets: list[int] | None,
+    dense_weight: float,
+    mse_weight: float,
+    global_batch_size: int | None,
+    optimization: Optimization,
+) -> list[str]:
+    """Every value of the model part of a recipe that cannot be right; nothing is built to find them."""
+    problems = [f"model.optimization: {line}" for line in optimization.problems()]
+    try:
+        known = student_budgets(size, size_overrides or {}, attention)
+        problems += [f"model.budgets: {line}" for line in BudgetSchedule(budgets).problems(known)]
+        problems += [
+            f"model.val_budgets: budget {budget} is not one of {', '.join(map(str, known))}."
+            for budget in val_budgets or ()
+            if budget not in known
+        ]
+    except ValueError as error:
+        problems.append(f"model.size: {error}")
+    for key, weight in (("dense_weight", dense_weight), ("mse_weight", mse_weight)):
+        if not 0 <= weight < math.inf:
+            problems.append(f"model.{key} = {weight}: must be a number ≥ 0.")
+    if global_batch_size is not None and global_batch_size < 1:
+        problems.append(f"model.global_batch_size = {global_batch_size}: must be at least 1.")
+    return problems
+
+
+def student_budgets(size: str, overrides: dict[str, Any], attention: str) -> tuple[int, ...]:
+    """The budgets a student of this size will have."""
+    if attention == "full":
+        control_shape(size, overrides)
+        return (NUM_GLOBAL,)
+    return resolve_size(size, overrides).budgets
 
 
 def _hint(key: str, known_keys: Sequence[str]) -> str:

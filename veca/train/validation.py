@@ -5,16 +5,78 @@ resolution also reports what the best constant scores: one vector per position, 
 targets it is judged on.
 """
 
-from typing import Any
+import warnings
+from typing import TYPE_CHECKING, Any
 
 import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 from torchmetrics import Metric
 
+from veca.data.resolutions import PATCH_SIZE
 from veca.train.losses import NORM_EPS, Losses
-from veca.types import Targets
+from veca.types import Batch, Targets
+
+if TYPE_CHECKING:
+    from veca.train.distill import Distill
 
 QUANTITIES = ("loss", "loss_cls", "loss_dense")
+
+
+class LossGrid(Callback):
+    """The losses of one validation by resolution × budget; every budget where validation is the task."""
+
+    def __init__(self) -> None:
+        self.budgets: tuple[int, ...] = ()
+        self._means: dict[int, GridMean] = {}
+        self._baselines: dict[int, ConstantBaseline] = {}
+
+    def record_targets(self, batch: Batch, targets: Targets) -> None:
+        self._baselines[batch.images.shape[-1]].update(targets)
+
+    def record(self, batch: Batch, losses: Losses, budget: int) -> None:
+        self._means[batch.images.shape[-1]].update(budget, losses, len(batch.images))
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Fresh metrics for every resolution of the data."""
+        model: Distill = pl_module  # type: ignore[assignment]
+        model.teacher.to(model.device)
+        self.budgets = model.val_budgets if trainer.state.fn == TrainerFn.FITTING else model.student.budgets
+        self._means, self._baselines = {}, {}
+        for resolution in trainer.datamodule.resolutions.resolutions:  # type: ignore[attr-defined]
+            num_patches = (resolution // PATCH_SIZE) ** 2
+            baseline = ConstantBaseline(
+                width=model.teacher.width, num_patches=num_patches, **model.loss_weights
+            )
+            self._means[resolution] = GridMean(self.budgets).to(model.device)
+            self._baselines[resolution] = baseline.to(model.device)
+
+    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.on_validation_start(trainer, pl_module)
+
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._log(pl_module, "val")
+
+    def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._log(pl_module, "test")
+
+    def _log(self, module: LightningModule, stage: str) -> None:
+        values: dict[str, Tensor] = {}
+        for resolution, means in self._means.items():
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", UserWarning)  # a rank may have had no batch of its own
+                found = {**means.compute(), **self._baselines[resolution].compute()}
+            values |= {f"{stage}/r{resolution}/{name}": value for name, value in found.items()}
+        losses = [
+            value for name, value in values.items() if name.endswith("/loss") and "/constant/" not in name
+        ]
+        if losses:
+            values[f"{stage}/loss"] = torch.stack(losses).mean()
+        module.log_dict(
+            values, sync_dist=True
+        )  # the metrics are reduced already: this averages equal numbers
 
 
 class GridMean(Metric):

@@ -1,4 +1,6 @@
-"""A run whose numbers are not finite ends, on all ranks alike, and leaves its last good checkpoint as it is.
+"""What goes along with the training step: the log of its numbers, and the guard against those not finite.
+
+A run whose numbers are not finite ends, on all ranks alike, and leaves its last good checkpoint as it is.
 
 Two things are looked at. Each loss leaves a mark on the device if it is not finite. Weights and optimizer
 state are looked at as a whole, and with them every gradient there was: momenta keep a NaN for ever. A
@@ -9,9 +11,10 @@ written. All ranks pass these points alike, and agree there; one that stopped al
 waiting, or writing.
 """
 
+import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
@@ -19,6 +22,51 @@ from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 
 from veca.train.budgets import any_rank
 from veca.train.checkpointing import newest_intact, nonfinite
+from veca.train.losses import Losses
+from veca.types import Batch
+
+if TYPE_CHECKING:
+    from veca.train.distill import Distill
+
+
+class StepLog(Callback):
+    """Logs losses, budget, resolution, rates and pace, in the last micro-batch of every so many steps.
+
+    The step calls `record`, and no hook: a hook comes after the schedule has moved the rates, and after the
+    progress bar has shown what was logged.
+    """
+
+    def __init__(self) -> None:
+        self._images, self._since = 0, time.monotonic()
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._restart()
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._restart()
+
+    def record(self, model: "Distill", batch: Batch, losses: Losses, budget: int) -> None:
+        """Count a micro-batch, and log it where its turn has come; reads nothing from the device."""
+        trainer = model.trainer
+        self._images += len(batch.images) * trainer.world_size
+        done = trainer.fit_loop.epoch_loop.batch_idx + 1  # micro-batches of this epoch
+        every = trainer.log_every_n_steps  # type: ignore[attr-defined]  # set by the Trainer, not declared
+        if done % trainer.accumulate_grad_batches or (trainer.global_step + 1) % every:
+            return
+        values: dict[str, Any] = {f"train/{name}": value for name, value in losses._asdict().items()}
+        values |= {"train/budget": float(budget), "train/resolution": float(batch.images.shape[-1])}
+        values["train/images_per_second"] = self._restart()
+        groups = zip(("normuon", "adamw"), trainer.optimizers[0].param_groups, strict=True)
+        values |= {f"lr/{name}": group["lr"] for name, group in groups}
+        values |= trainer.datamodule.metrics()  # type: ignore[attr-defined]
+        model.log_dict(values, batch_size=len(batch.images))
+
+    def _restart(self) -> float:
+        """Images per second of wall-clock since the last call."""
+        now = time.monotonic()
+        rate = self._images / max(now - self._since, 1e-9)
+        self._images, self._since = 0, now
+        return rate
 
 
 class NanGuard(Callback):
