@@ -2,6 +2,8 @@
 
 import json
 import sys
+from contextlib import redirect_stderr
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import yaml
 from safetensors import safe_open
 
 from tests.runs import write_recipe
+from veca.cli.fit import VecaCLI
 from veca.cli.main import main
 from veca.train.run_dir import read_metrics
 from veca.utils.recipes import load_recipe
@@ -204,13 +207,59 @@ def test_all_mistakes_are_reported_at_once_with_hints(
         "Did you mean model.size?",
         "budget 12 is not one of 8, 16",
         "weights[8] = -2.0",
-        'key "model.dense_weight"',
-        "Got value: heavy",
-        'key "model.compile_student"',
+        "model.dense_weight = heavy: must be a number.",
+        "model.compile_student = 3: must be true or false or null.",
         "max_bad_share",
     ):
         assert words in message, message
     assert not (tmp_path / "run").exists()
+
+
+MISTAKES = {  # words → the start and the end of what is said of them
+    "--checkpoint_every 0": ("checkpoint_every = 0: must be at least 1", "saves none."),
+    "--trainer.devices banana": ("trainer.devices = banana: must be auto, or a number", "Try auto."),
+    "--trainer.val_check_interval -1": (
+        "trainer.val_check_interval = -1: must be at least 1",
+        "validation off.",
+    ),
+    "--trainer.max_steps -5": ("trainer.max_steps = -5: must be at least 1", "max_epochs."),
+    "--trainer.max_epochs -7": ("trainer.max_epochs = -7: must be at least 1", "max_steps."),
+    "--trainer.num_nodes 0": ("trainer.num_nodes = 0: must be at least 1", "alone."),
+    "--trainer.log_every_n_steps 0": ("trainer.log_every_n_steps = 0: must be at least 1", "takes 50."),
+    "--trainer.check_val_every_n_epoch 0": ("trainer.check_val_every_n_epoch = 0: must be", "all epochs."),
+    "--trainer.accumulate_grad_batches 0": ("trainer.accumulate_grad_batches = 0: must be", "every batch."),
+    "--trainer.limit_val_batches 1.5": ("trainer.limit_val_batches = 1.5: must be a number of", "null all."),
+    "--trainer.strategy ddp": ("trainer.strategy = ddp: must be veca_ddp", "veca_ddp."),
+    "--trainer.precision 7": ("trainer.precision = 7: must be 64, 32, 16", "auto, null."),
+    "--seed_everything -1": ("seed_everything = -1: must be from 0", "Try 42."),
+    "--model.seed -1": ("model.seed = -1: must not be negative", "Try 42."),
+    "--model.global_batch_size 4096": ("data.sources = ", "or add data."),
+    "--model.sise tiny": ("model.sise: there is no such key", "Did you mean model.size?"),
+    "--trainer.devics 2": ("trainer.devics: there is no such key", "Did you mean trainer.devices?"),
+    "--config nowhere.yaml": ("config = ", "Check the path."),
+}
+
+
+@pytest.fixture(scope="module")
+def said(tiny_shards: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """What `veca fit` says of all mistakes at once, before a Trainer, teacher or folder is made."""
+    folder = tmp_path_factory.mktemp("mistakes")
+    words = ["fit", "--config", str(toy_recipe(folder, tiny_shards)), *" ".join(MISTAKES).split()]
+    with pytest.MonkeyPatch.context() as patch, redirect_stderr(StringIO()) as printed:
+        patch.setattr(sys, "argv", ["veca"])
+        patch.setattr(VecaCLI, "instantiate_classes", None)
+        with pytest.raises(SystemExit) as ended:
+            main(words)
+    assert ended.value.code == 2
+    assert not (folder / "run").exists()
+    return printed.getvalue().splitlines()
+
+
+@pytest.mark.parametrize("words", MISTAKES)
+def test_a_mistake_is_one_line_that_says_key_value_rule_and_way_out(words: str, said: list[str]) -> None:
+    start, end = MISTAKES[words]
+    assert [line for line in said if line.startswith(f"- {start}") and line.endswith(end)], said
+    assert len(said) == len(MISTAKES) + 1
 
 
 def test_a_malicious_checkpoint_is_refused_by_fit(tiny_shards: Path, tmp_path: Path) -> None:

@@ -149,6 +149,20 @@ def test_hub_when_gated_then_explains(monkeypatch: pytest.MonkeyPatch) -> None:
         TransformersTeacher(DINOV3)
 
 
+def test_a_model_with_code_of_its_own_is_refused_without_advice_to_trust_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*args: object, **options: object) -> None:
+        raise ValueError(
+            "contains custom code. Please pass the argument `trust_remote_code=True` to allow it"
+        )
+
+    monkeypatch.setattr(transformers.AutoModel, "from_pretrained", refuse)
+    with pytest.raises(ValueError, match=r"name_or_path = a/b: .* never executed") as error:
+        TransformersTeacher("a/b")
+    assert "trust_remote_code" not in str(error.value)
+
+
 def test_hub_when_loaded_then_safetensors_and_no_remote_code(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: dict[str, object] = {}
 

@@ -5,10 +5,19 @@ import sys
 from pathlib import Path
 
 import pytest
+from lightning.fabric.utilities import device_parser
 
 from tests.runs import write_recipe
 from veca.cli.main import main
-from veca.train.slurm import cluster_problems, is_main_process, num_devices, port_problems, under_slurm
+from veca.train import slurm
+from veca.train.slurm import (
+    cluster_problems,
+    device_problems,
+    is_main_process,
+    num_devices,
+    port_problems,
+    under_slurm,
+)
 
 TWO_NODES = {
     "SLURM_JOB_ID": "1234567",
@@ -72,6 +81,33 @@ def test_a_port_in_use_is_found_by_the_process_that_will_listen() -> None:
 @pytest.mark.parametrize(("devices", "count"), [("auto", 1), (3, 3), ("2", 2)])
 def test_devices_are_counted_as_lightning_does(devices: object, count: int) -> None:
     assert num_devices(accelerator="cpu", devices=devices) == count
+
+
+@pytest.mark.parametrize("devices", [-3, "-1", 0, "0", "banana", "1.5", [0, 1]])
+def test_devices_that_no_trainer_takes(devices: object) -> None:
+    (problem,) = device_problems(accelerator="cpu", devices=devices)
+    assert (
+        problem == f"trainer.devices = {devices}: must be auto, or a number of processes from 1 on. Try auto."
+    )
+
+
+@pytest.mark.parametrize("accelerator", ["gpu", "cuda", "mps", "tpu"])
+def test_an_accelerator_that_is_not_there(accelerator: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for kind in (slurm.CUDAAccelerator, slurm.MPSAccelerator):
+        monkeypatch.setattr(kind, "is_available", lambda: False)
+    (problem,) = device_problems(accelerator=accelerator, devices="auto")
+    assert problem.startswith(f"trainer.accelerator = {accelerator}: ")
+    assert "auto." in problem
+
+
+@pytest.mark.parametrize("devices", ["auto", -1, "2", [0, 1]])
+def test_devices_of_a_machine_with_two_gpus(devices: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("is_available", True), ("auto_device_count", 2)):
+        monkeypatch.setattr(slurm.CUDAAccelerator, name, lambda value=value: value)
+    monkeypatch.setattr(device_parser, "_get_all_available_gpus", lambda **options: [0, 1])
+    assert device_problems(accelerator="gpu", devices=devices) == []
+    (problem,) = device_problems(accelerator="gpu", devices=3)
+    assert "a number from 1 to 2" in problem
 
 
 def test_all_of_it_is_reported_before_anything_is_built(

@@ -26,10 +26,18 @@ from veca.optim.settings import Optimization
 from veca.train.checkpointing import LastCheckpoint, RunCheckpoint, SafeCheckpointIO, last_path, newest_intact
 from veca.train.distill import Distill
 from veca.train.environment import RecordEnvironment
+from veca.train.joining import batches_per_step
 from veca.train.preemption import StopWhenAsked
-from veca.train.recipe import find_problems, recipe_problems
+from veca.train.recipe import find_problems, recipe_problems, trainer_problems
 from veca.train.run_dir import ContinueMetrics, FeatureWriter, RunProgress, run_loggers, sole_run
-from veca.train.slurm import cluster_problems, is_main_process, num_devices, port_problems, slurm_environment
+from veca.train.slurm import (
+    cluster_problems,
+    device_problems,
+    is_main_process,
+    num_devices,
+    port_problems,
+    slurm_environment,
+)
 from veca.train.snapshots import NUM_IMAGES, Snapshots
 from veca.utils.lightning_compat import ignore_warnings, leave_signals_alone
 from veca.utils.precision import AUTO, recorded_precision, resolve_precision
@@ -95,18 +103,28 @@ class VecaCLI(LightningCLI):
         empty = [group for group in GROUPS if not isinstance(config.get(group), Namespace)]
         if empty:  # the parser takes a group without keys for a value of its own
             return [f"{group}: has no keys. Give some, or leave the line out." for group in empty]
-        model = config.model
+        model, trainer = config.model, config.trainer
         values = {key: model[key] for key in CHECKED if key != "optimization"}
         problems = recipe_problems(optimization=Optimization(**model.optimization.as_dict()), **values)
-        devices = {"accelerator": config.trainer.accelerator, "devices": config.trainer.devices}
-        problems += cluster_problems(**devices, num_nodes=config.trainer.num_nodes)
-        world_size = config.trainer.num_nodes * num_devices(**devices)
-        problems += port_problems(world_size=world_size)
+        problems += trainer_problems(
+            trainer, checkpoint_every=config.checkpoint_every, seed_everything=config.seed_everything
+        )
+        devices, world_size = {"accelerator": trainer.accelerator, "devices": trainer.devices}, 1
+        if missing := device_problems(**devices):
+            problems += missing
+        elif trainer.num_nodes > 0:
+            problems += cluster_problems(**devices, num_nodes=trainer.num_nodes)
+            world_size = trainer.num_nodes * num_devices(**devices)
+            problems += port_problems(world_size=world_size)
         alone = ArgumentParser()
         alone.add_class_arguments(ShardDataModule, "data")
         try:
-            data = alone.instantiate_classes(Namespace(data=config.data)).data
-            problems += _data_problems(data, world_size=world_size)
+            problems += _data_problems(
+                alone.instantiate_classes(Namespace(data=config.data)).data,
+                world_size=world_size,
+                accumulate=trainer.accumulate_grad_batches,
+                global_batch_size=model.global_batch_size,
+            )
         except (ValueError, OSError) as error:
             problems.append(f"data: {error}")
         return problems
@@ -173,17 +191,23 @@ class VecaCLI(LightningCLI):
         pass
 
 
-def _data_problems(data: ShardDataModule, *, world_size: int) -> list[str]:
-    """Whether the data is there, and enough of it for every rank to have a batch."""
+def _data_problems(
+    data: ShardDataModule, *, world_size: int, accumulate: int, global_batch_size: int | None
+) -> list[str]:
+    """Whether the data is there, and enough of it for every rank to make an optimizer step."""
     samples = sum(source.weight * source.index.num_samples("train") for source in open_sources(data.sources))
     batch_size = max(data.resolutions.batch_sizes.values())
-    if 0 < samples < world_size * batch_size:
-        return [
-            f"data.sources = {data.sources}: an epoch has {samples:.0f} samples, but one pass takes "
-            f"{world_size * batch_size}: batch_size {batch_size} × {world_size} ranks. Lower "
-            "data.resolutions.batch_size, use fewer devices, or add data."
-        ]
-    return []
+    if global_batch_size is not None:
+        accumulate = batches_per_step(global_batch_size, per_pass=world_size * batch_size)
+    step = world_size * batch_size * accumulate
+    if not 0 < samples < step:
+        return []
+    other = "trainer.accumulate_grad_batches" if global_batch_size is None else "model.global_batch_size"
+    return [
+        f"data.sources = {data.sources}: an epoch has {samples:.0f} samples, but an optimizer step takes "
+        f"{step}: batch_size {batch_size} × {world_size} ranks × {accumulate} batches. Lower "
+        f"data.resolutions.batch_size or {other}, use fewer devices, or add data."
+    ]
 
 
 def _resolve_ckpt_path(given: str | None, checkpoints: Path, *, may_be_missing: bool) -> Path | None:

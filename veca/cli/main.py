@@ -11,7 +11,7 @@ from typing import NamedTuple
 from jsonargparse import ArgumentError
 
 from veca.cli.args import VerbParser
-from veca.utils.leaving import KIND, TRACEBACK
+from veca.utils.leaving import KIND, TRACEBACK, message
 from veca.utils.memory import keep_memory
 from veca.utils.signals import stop_signals
 
@@ -189,7 +189,7 @@ def _run(args: list[str], *, ends_process: bool) -> None:
     except (*KIND, ArgumentError) as error:
         if TRACEBACK in os.environ:
             raise
-        print(f"veca: error: {error}", file=sys.stderr)
+        print(f"veca: error: {message(error)}", file=sys.stderr)
         # Numbers that are not finite are the run's failure, the rest is a wrong request.
         raise SystemExit(1 if isinstance(error, FloatingPointError) else 2) from None
 

@@ -76,12 +76,15 @@ class _CalmIterator(_MultiProcessingDataLoaderIter):
         try:
             found: tuple[bool, Any] = super()._try_get_data(timeout)  # type: ignore[no-untyped-call]  # torch's
             return found
-        except RuntimeError as error:
+        except RuntimeError:
             for status in (worker.exitcode for worker in self._workers if worker.exitcode):
                 how = (
                     f"was killed by signal {Signals(-status).name}" if status < 0 else f"ended with {status}"
                 )
-                error.add_note(f"A loader worker {how}. If memory has run out, lower data.num_workers.")
+                raise OSError(
+                    f"data.num_workers = {self._num_workers}: a loader worker {how}. If memory has run out, "
+                    "lower it; --ckpt_path last continues the run."
+                ) from None
             raise
 
 

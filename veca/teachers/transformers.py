@@ -52,6 +52,13 @@ def load_network(name_or_path: str, *, revision: str | None = None) -> tuple[nn.
         return _load_model(source, revision), _load_normalisation(source, revision)
     except OSError as error:  # gated, missing, offline and "no safetensors" all arrive as OSError
         raise FileNotFoundError(_explain(name_or_path, error)) from error
+    except ValueError as error:
+        if "trust_remote_code" not in str(error):
+            raise
+        raise ValueError(  # transformers' advice to trust it is none that a teacher takes
+            f"name_or_path = {name_or_path}: must be a model that this release of transformers knows; this "
+            "one brings code of its own, which is never executed. Take another one, or a newer transformers."
+        ) from None
 
 
 def _source(name_or_path: str) -> str:

@@ -90,6 +90,7 @@ class Distill(LightningModule):
             dense_weight=dense_weight,
             mse_weight=mse_weight,
             global_batch_size=global_batch_size,
+            seed=seed,
             optimization=optimization,
         )
         if problems:

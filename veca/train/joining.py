@@ -48,11 +48,16 @@ def join(model: "Distill", trainer: Trainer, stage: str) -> StepPlan | None:
     return plan
 
 
+def batches_per_step(global_batch_size: int, *, per_pass: int) -> int:
+    """How many micro-batches come nearest to the global batch."""
+    return max(1, round(global_batch_size / per_pass))
+
+
 def accumulate(trainer: Trainer, batch_sizes: dict[int, int], *, global_batch_size: int) -> None:
-    """Let as many micro-batches make an optimizer step as come nearest to the global batch."""
+    """Let as many micro-batches as come nearest to the global batch make an optimizer step."""
     largest = max(batch_sizes.values())
     per_pass = largest * trainer.world_size
-    batches = max(1, round(global_batch_size / per_pass))
+    batches = batches_per_step(global_batch_size, per_pass=per_pass)
     if len(set(batch_sizes.values())) > 1 or batches * per_pass != global_batch_size:
         log.warning(
             "global_batch_size=%d is not a multiple of %d images per pass (%s per device × %d devices); "

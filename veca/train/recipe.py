@@ -8,7 +8,7 @@ import argparse
 import math
 import re
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -18,10 +18,30 @@ import yaml
 from veca.backbones.control import NUM_GLOBAL, control_shape
 from veca.model.sizes import resolve_size
 from veca.optim.settings import Optimization
-from veca.train.budgets import BudgetSchedule
+from veca.train.budgets import STRATEGY_NAME, BudgetSchedule
 
 MAX_PROBLEMS = 50
+MAX_SEED = 2**32 - 1
 _KEY = re.compile(r"""(?:Parser key|[Kk]ey|option) ["'](?P<key>[\w.]+)["']""")
+_NOT_ACCEPTED = re.compile("not accept|not expected|unrecognized", re.IGNORECASE)
+_VALUE = re.compile(r"(?:Got|Given) value: (?P<value>.*)")
+_EXPECTED = re.compile(r"Expected an? (?P<kind>.+?)(?:\. Got value|$)", re.MULTILINE)
+_KINDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "str": "text",
+    "NoneType": "null",
+}
+_COUNTS = {  # keys of the trainer whose values are counts → what they may be besides, and how to have that
+    "max_steps": (-1, "-1 leaves it to max_epochs"),
+    "max_epochs": (-1, "-1 leaves it to max_steps"),
+    "num_nodes": (None, "1 is this machine alone"),
+    "log_every_n_steps": (None, "null takes 50"),
+    "accumulate_grad_batches": (None, "1 makes a step of every batch"),
+    "check_val_every_n_epoch": (None, "null counts val_check_interval through all epochs"),
+}
+_LIMITS = ("limit_train_batches", "limit_val_batches", "limit_test_batches", "limit_predict_batches")
 
 
 def find_problems(
@@ -39,13 +59,63 @@ def find_problems(
             except argparse.ArgumentError as error:
                 message = str(error)
             match = _KEY.search(message)
-            without = _without_key(args, match["key"], Path(folder)) if match else args
-            if not problems or match:  # a key is also missing once it was taken out: not news
-                problems.append(message + (_hint(match["key"], known_keys) if match else ""))
-            if without == args:
+            keys = [match["key"]] if match else _unknown_keys(message, args)
+            if not problems or keys:  # a key is also missing once it was taken out: not news
+                problems += [_sentence(message, key, known_keys) for key in keys] or [
+                    " ".join(message.split())
+                ]
+            before = args
+            for key in keys:
+                args = _without_key(args, key, Path(folder))
+            if args == before:
                 break
-            args = without
     return None, problems
+
+
+def trainer_problems(
+    trainer: Mapping[str, Any], *, checkpoint_every: int, seed_everything: int | bool
+) -> list[str]:
+    """Every value beside model and data that parses and cannot be right."""
+    problems = []
+    for key, (other, way_out) in _COUNTS.items():
+        value = trainer[key]
+        if value not in (None, other) and value < 1:
+            problems.append(f"trainer.{key} = {value}: must be at least 1; {way_out}.")
+    if trainer["max_steps"] == -1 == trainer["max_epochs"] and not trainer["fast_dev_run"]:
+        problems.append(
+            "trainer.max_steps = trainer.max_epochs = -1: one must bound the run. Try max_epochs 100."
+        )
+    interval = trainer["val_check_interval"]
+    if isinstance(interval, int | float) and not _is_part(interval, least=1):
+        problems.append(
+            f"trainer.val_check_interval = {interval}: must be at least 1 step, or a part of an epoch like "
+            "0.5; limit_val_batches 0 turns validation off."
+        )
+    for key in _LIMITS:
+        if trainer[key] is not None and not _is_part(trainer[key], least=0):
+            problems.append(
+                f"trainer.{key} = {trainer[key]}: must be a number of batches, or a part of them like 0.5; "
+                "0 is none of them, null all."
+            )
+    strategy = trainer["strategy"]
+    if isinstance(strategy, str) and strategy not in ("auto", STRATEGY_NAME):
+        problems.append(
+            f"trainer.strategy = {strategy}: must be {STRATEGY_NAME}, which alone shares the budgets. "
+            f"Set --trainer.strategy {STRATEGY_NAME}."
+        )
+    if checkpoint_every < 1:
+        problems.append(
+            f"checkpoint_every = {checkpoint_every}: must be at least 1 optimizer step; "
+            "trainer.enable_checkpointing false saves none."
+        )
+    if not 0 <= seed_everything <= MAX_SEED:
+        problems.append(f"seed_everything = {seed_everything}: must be from 0 to {MAX_SEED}. Try 42.")
+    return problems
+
+
+def _is_part(value: float, *, least: int) -> bool:
+    """Whether a value is a count from `least` on, or a part of a whole, as Lightning tells them apart."""
+    return value >= least if isinstance(value, int) else 0 <= value <= 1 and (value > 0 or least == 0)
 
 
 def recipe_problems(
@@ -58,6 +128,7 @@ def recipe_problems(
     dense_weight: float,
     mse_weight: float,
     global_batch_size: int | None,
+    seed: int,
     optimization: Optimization,
 ) -> list[str]:
     """Every value of the model part of a recipe that cannot be right; nothing is built to find them."""
@@ -77,6 +148,8 @@ def recipe_problems(
             problems.append(f"model.{key} = {weight}: must be a number ≥ 0.")
     if global_batch_size is not None and global_batch_size < 1:
         problems.append(f"model.global_batch_size = {global_batch_size}: must be at least 1.")
+    if seed < 0:
+        problems.append(f"model.seed = {seed}: must not be negative. Try 42.")
     return problems
 
 
@@ -88,16 +161,37 @@ def student_budgets(size: str, overrides: dict[str, Any], attention: str) -> tup
     return resolve_size(size, overrides).budgets
 
 
-def _hint(key: str, known_keys: Sequence[str]) -> str:
-    near = get_close_matches(key, known_keys, n=1) if key not in known_keys else []
-    return f". Did you mean {near[0]}?" if near else ""
+def _sentence(message: str, key: str, known_keys: Sequence[str]) -> str:
+    """What the parser says of a key in many lines: key, value and rule in one."""
+    if _NOT_ACCEPTED.search(message):
+        near = get_close_matches(key, known_keys, n=1)
+        return f"{key}: there is no such key. " + (f"Did you mean {near[0]}?" if near else "Leave it out.")
+    if "File does not exist" in message:
+        return f"{key} = {message.split()[-1]}: there is no such file. Check the path."
+    value, kinds = _VALUE.search(message), _EXPECTED.findall(message)
+    if not value or not kinds:
+        return " ".join(_KEY.sub(rf"{key}", message).split())
+    names = dict.fromkeys(name for kind in kinds for name in _plain(kind).split(", "))
+    return f"{key} = {value['value']}: must be {' or '.join(names) if len(names) < 3 else ', '.join(names)}."
+
+
+def _plain(kind: str) -> str:
+    """A Python type as people read it: `Literal['a', 'b']` → `a, b`."""
+    kind = re.sub(r"<class '([\w.]+)'>", lambda found: _KINDS.get(found[1], found[1]), kind)
+    return re.sub(r"(?:typing\.)?Literal\[([^\]]*)\]", r"\1", kind).replace("'", "").replace("typing.", "")
+
+
+def _unknown_keys(message: str, args: list[str]) -> list[str]:
+    """The keys of a command line that the parser lists as unrecognized, several at once."""
+    words = {word.partition("=")[0] for word in message.split()} if _NOT_ACCEPTED.search(message) else set()
+    return [name.removeprefix("--") for name, _ in _pairs(args) if name.startswith("--") and name in words]
 
 
 def _without_key(args: list[str], key: str, folder: Path) -> list[str]:
     """The same arguments without `key`; a recipe that holds it is replaced by a copy that does not."""
     kept: list[str] = []
     for name, value in _pairs(args):
-        if name == f"--{key}":
+        if name == f"--{key}" and not (key == "config" and Path(value or "").is_file()):
             continue
         if name in ("--config", "-c") and value is not None:
             value = _recipe_without(Path(value), key, folder)

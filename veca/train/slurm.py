@@ -12,8 +12,10 @@ from lightning.fabric.plugins.environments.cluster_environment import ClusterEnv
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
 from lightning.fabric.utilities.device_parser import _parse_gpu_ids
-from lightning.pytorch.accelerators import CUDAAccelerator
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.accelerators import CUDAAccelerator, MPSAccelerator
 
+ACCELERATORS = ("auto", "cpu", "gpu", "cuda", "mps")
 _INTERACTIVE = ("bash", "interactive")  # job names for which Lightning leaves SLURM aside
 
 
@@ -66,6 +68,34 @@ def cluster_problems(
             f"one task per device. Set --trainer.devices {here}, or --ntasks-per-node={wanted}."
         )
     return problems
+
+
+def device_problems(*, accelerator: object, devices: object) -> list[str]:
+    """Devices that this machine does not have, or no Trainer takes."""
+    if not isinstance(accelerator, str):  # an object of the user's own
+        return []
+    if accelerator not in ACCELERATORS:
+        return [f"trainer.accelerator = {accelerator}: must be one of {', '.join(ACCELERATORS)}. Try auto."]
+    has_cuda, has_mps = CUDAAccelerator.is_available(), MPSAccelerator.is_available()
+    if not {"cuda": has_cuda, "mps": has_mps, "gpu": has_cuda or has_mps}.get(accelerator, True):
+        return [
+            f"trainer.accelerator = {accelerator}: torch finds no such device on this machine. Set "
+            "--trainer.accelerator cpu, or auto."
+        ]
+    if devices == "auto":
+        return []
+    if has_cuda and accelerator in ("auto", "cuda", "gpu"):
+        rule = f"auto, a number from 1 to {CUDAAccelerator.auto_device_count()}, or a list of GPU numbers"
+        try:
+            fine = bool(_parse_gpu_ids(devices, include_cuda=True))  # type: ignore[arg-type]  # any is asked
+        except (MisconfigurationException, ValueError, TypeError):
+            fine = False
+    else:
+        rule, fine = (
+            "auto, or a number of processes from 1 on",
+            str(devices).isdecimal() and int(str(devices)) > 0,
+        )
+    return [] if fine else [f"trainer.devices = {devices}: must be {rule}. Try auto."]
 
 
 def num_devices(*, accelerator: str, devices: object) -> int:

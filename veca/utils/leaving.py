@@ -35,8 +35,15 @@ def say(sentence: str) -> None:
 def describe(error: BaseException) -> str:
     """The message of a user's mistake, the traceback of anything else."""
     if isinstance(error, KIND) and TRACEBACK not in os.environ:
-        return "\n".join([str(error), *getattr(error, "__notes__", ())])
+        return "\n".join([message(error), *getattr(error, "__notes__", ())])
     return "".join(traceback.format_exception(error)).rstrip()
+
+
+def message(error: BaseException) -> str:
+    """What a mistake's exception says; of one that the system raised, file and reason without its number."""
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        return f"{os.fsdecode(error.filename)}: {error.strerror.lower()}. Check the path."
+    return str(error)
 
 
 def flush() -> None:
