@@ -15,6 +15,7 @@ from safetensors import safe_open
 from tests.runs import write_recipe
 from veca.cli.fit import VecaCLI
 from veca.cli.main import main
+from veca.train import run_dir
 from veca.train.run_dir import read_metrics
 from veca.utils.recipes import load_recipe
 
@@ -152,6 +153,28 @@ def test_a_run_leaves_its_folder_and_resumes_into_it(tiny_shards: Path, tmp_path
     main(["fit", "--config", str(recipe), "--trainer.default_root_dir", "b", "--ckpt_path", last])
     rows = [row for row in read_metrics(Path("b/metrics.csv")) if row[1] == "train/loss"]
     assert [step for step, _, _ in rows] == list(range(6))  # no step twice, none lost
+
+
+def test_a_run_without_a_terminal_tells_where_it_is(
+    tiny_shards: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """In lines, every so many seconds (here none), without Lightning's table and advice."""
+    monkeypatch.setattr(run_dir, "LOG_EVERY", 0.0)
+    options = ["--trainer.enable_progress_bar", "true", "--trainer.enable_model_summary", "true"]
+    main(["fit", "--config", str(toy_recipe(tmp_path, tiny_shards)), *options])
+    printed = capsys.readouterr()
+    lines = printed.err.splitlines()
+    for step in range(7):
+        assert [line for line in lines if line.startswith(f"training, step {step} of 6")], lines
+    assert [line for line in lines if "loss" in line and "images/s" in line and line.endswith("left 0:00:00")]
+    assert [line for line in lines if line.startswith("validation, batch 1")]
+    assert "the student has" in printed.err + caplog.text
+    for noise in ("FLOPs", "💡", "distributed_backend", "weights_only", "TPU"):
+        assert noise not in printed.out + printed.err + caplog.text
 
 
 def test_a_callback_of_the_recipe_takes_effect(tiny_shards: Path, tmp_path: Path) -> None:

@@ -29,7 +29,14 @@ from veca.train.environment import RecordEnvironment
 from veca.train.joining import batches_per_step
 from veca.train.preemption import StopWhenAsked
 from veca.train.recipe import find_problems, recipe_problems, trainer_problems
-from veca.train.run_dir import ContinueMetrics, FeatureWriter, RunProgress, run_loggers, sole_run
+from veca.train.run_dir import (
+    ContinueMetrics,
+    FeatureWriter,
+    RunProgress,
+    StudentSize,
+    run_loggers,
+    sole_run,
+)
 from veca.train.slurm import (
     cluster_problems,
     device_problems,
@@ -157,8 +164,11 @@ class VecaCLI(LightningCLI):
             stop_signals.let_go()
         if config.trainer.enable_progress_bar is not False:
             callbacks.append(RunProgress())
+        if config.trainer.enable_model_summary is not False:
+            callbacks.append(StudentSize())
         plugins = [*_listed(given.plugins), SafeCheckpointIO(), *slurm_environment()]
-        trainer = super().instantiate_trainer(**{**kwargs, "callbacks": callbacks, "plugins": plugins})
+        kwargs |= {"callbacks": callbacks, "plugins": plugins, "enable_model_summary": False}
+        trainer = super().instantiate_trainer(**kwargs)
         leave_signals_alone(trainer)
         if config.trainer.logger is None and not config.trainer.fast_dev_run:
             trainer.loggers = run_loggers(self._folder, wandb_project=config.wandb_project)

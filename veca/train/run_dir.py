@@ -14,8 +14,10 @@ import errno
 import fcntl
 import json
 import logging
+import math
 import os
 import socket
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -27,13 +29,13 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback, TQDMProgressBar
 from lightning.pytorch.callbacks.progress.tqdm_progress import Tqdm
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
-from lightning.pytorch.utilities import rank_zero_only
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 from safetensors.torch import save_file
 
 from veca.train.checkpointing import remove_leftovers
 from veca.types import Batch, Features
 from veca.utils.files import atomic_path, write_text_atomic
-from veca.utils.progress import TimeLeft
+from veca.utils.progress import LOG_EVERY, TimeLeft
 
 LOCK_NAME = ".lock"
 METRICS_NAME = "metrics.csv"
@@ -203,24 +205,58 @@ class ValidateAfterFirstEpoch(Callback):
         trainer.check_val_every_n_epoch = 1 if trainer.current_epoch == 0 else self._every
 
 
+class StudentSize(Callback):
+    """Says how large the student is. Lightning's table takes a dozen lines, and counts 0 FLOPs."""
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        count = sum(parameter.numel() for parameter in pl_module.parameters())
+        rank_zero_info(f"the student has {count:,} parameters, {4 * count / 1e6:,.1f} MB in float32")
+
+
 class RunProgress(TQDMProgressBar):
-    """The progress bar: loss, budget, resolution, images/s and the time left to the end of the run.
+    """Loss, budget, resolution, images/s and the time left to the end of the run: a bar, or lines in a log.
 
     Reading a metric waits for the device, so the bar moves when metrics are logged and not in every step.
+    Where no terminal shows it, a line is written every so many seconds.
     """
 
     def __init__(self) -> None:
         super().__init__()
+        self._in_lines = not (sys.stdout.isatty() and sys.stderr.isatty())
+        self._written = -math.inf
         self._time_left: TimeLeft | None = None
         self._validates_since: float | None = None
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
-        self._refresh_rate = max(1, trainer.log_every_n_steps * trainer.accumulate_grad_batches)  # type: ignore[attr-defined]  # set by the Trainer, not declared
+        every = trainer.log_every_n_steps  # type: ignore[attr-defined]  # set by the Trainer, not declared
+        # 0 draws no bars.
+        self._refresh_rate = 0 if self._in_lines else max(1, every * trainer.accumulate_grad_batches)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
         self._time_left = TimeLeft(step=trainer.global_step, now=time.monotonic())
+        self._write(trainer, "training", at_once=True)
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *batch: Any) -> None:
+        super().on_train_batch_end(trainer, pl_module, *batch)
+        self._write(trainer, "training")
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        super().on_train_end(trainer, pl_module)
+        self._write(trainer, "training", at_once=True)
+
+    def on_validation_batch_end(self, trainer: Trainer, pl_module: LightningModule, *batch: Any) -> None:
+        super().on_validation_batch_end(trainer, pl_module, *batch)
+        self._write(trainer, f"validation, batch {batch[2] + 1}")
+
+    def on_test_batch_end(self, trainer: Trainer, pl_module: LightningModule, *batch: Any) -> None:
+        super().on_test_batch_end(trainer, pl_module, *batch)
+        self._write(trainer, f"test, batch {batch[2] + 1}")
+
+    def on_predict_batch_end(self, trainer: Trainer, pl_module: LightningModule, *batch: Any) -> None:
+        super().on_predict_batch_end(trainer, pl_module, *batch)
+        self._write(trainer, f"prediction, batch {batch[2] + 1}")
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_validation_start(trainer, pl_module)
@@ -248,6 +284,23 @@ class RunProgress(TQDMProgressBar):
             left = self._time_left.seconds(step=trainer.global_step, total=total, now=time.monotonic())
         items["left"] = "?" if left is None else str(timedelta(seconds=round(left)))
         return items
+
+    def _write(self, trainer: Trainer, doing: str, *, at_once: bool = False) -> None:
+        now = time.monotonic()
+        if (
+            not self._in_lines
+            or not trainer.is_global_zero
+            or (now - self._written < LOG_EVERY and not at_once)
+        ):
+            return
+        self._written = now
+        if self._time_left is not None:
+            doing += f", step {trainer.global_step} of {int(trainer.estimated_stepping_batches)}"
+            doing += "".join(
+                f", {name} {value}"
+                for name, value in self.get_metrics(trainer, trainer.lightning_module).items()
+            )
+        print(doing, file=sys.stderr, flush=True)
 
 
 def run_loggers(folder: Path, *, wandb_project: str | None = None) -> list[Logger]:

@@ -1,6 +1,7 @@
 """Where Lightning has to be told: what a user need not hear, and signals that are ours to handle."""
 
 import logging
+import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,12 +16,26 @@ MESSAGES = (  # of warnings
     r"\s*By default only one JsonargparseDeprecationWarning",
     r"The `srun` command is available",  # `cluster.py` tells those who forgot it
 )
+LINES = re.compile(  # of logs
+    r"💡 Tip: "  # advertises a service
+    r"|`weights_only` was not set"  # said on saving; it reads as if checkpoints might run code
+    r"|Initializing distributed: |-{100}\ndistributed_backend="  # a banner for what a failure would say
+    r"|TPU available: False"  # nothing here runs on them
+)
+SPEAKERS = (  # a filter holds for its own logger only, not for those below
+    "lightning.pytorch.utilities.rank_zero",
+    "lightning.fabric.utilities.rank_zero",
+    "lightning.fabric.utilities.distributed",
+    "lightning.pytorch.trainer.connectors.checkpoint_connector",
+)
 
 
 def ignore_warnings() -> None:
-    """From now on; inside `warnings.catch_warnings`, until its end."""
+    """From now on; inside `warnings.catch_warnings`, until its end. Lines of logs stay away for good."""
     for message in MESSAGES:
         warnings.filterwarnings("ignore", message)
+    for name in SPEAKERS:
+        logging.getLogger(name).addFilter(_says_something)  # the same function twice counts once
 
 
 @contextmanager
@@ -37,6 +52,10 @@ def quiet_lightning() -> Iterator[None]:
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
+
+
+def _says_something(record: logging.LogRecord) -> bool:
+    return LINES.match(record.getMessage()) is None
 
 
 def leave_signals_alone(trainer: "Trainer") -> None:
