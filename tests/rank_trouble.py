@@ -54,7 +54,7 @@ class Trouble(Callback):
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-    from veca import fit
+    from veca.cli import fit
     from veca.cli.main import main
 
     recipe, folder, kind, *options = sys.argv[1:]

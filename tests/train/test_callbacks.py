@@ -158,7 +158,7 @@ def test_what_one_rank_sees_ends_both_and_mended_data_go_on(tiny_shards: Path, t
     assert_finite(last, step=2)
     for rank in (0, 1):
         said = (tmp_path / f"run/log-{rank}.txt").read_text()
-        assert "veca: error: the loss of rank 1 is not finite since step 3" in said
+        assert f"veca: error: rank {rank}: the loss of rank 1 is not finite since step 3" in said
         assert f"The last good checkpoint is {last}." in said
     for name in ("run", "whole"):
         with Run(recipe, tmp_path / name, ranks=2) as run:
