@@ -19,6 +19,7 @@ from veca.card import AUTHORS_FACTS, run_facts
 from veca.model import Size, Veca
 from veca.model.hub import CONFIG_NAME, WEIGHTS_NAME, build_model, read_folder
 from veca.model.packaged import list_models, packaged_folder
+from veca.utils.files import check_writable
 
 STUDENT_PREFIX = "student."
 SIZE_KEY = "student_size"  # a run's checkpoint holds the size fields under this key
@@ -67,6 +68,7 @@ def convert(checkpoint: Path, out: Path, *, half: bool = False) -> None:
     """
     if not checkpoint.is_file():
         raise FileNotFoundError(f"no checkpoint at {checkpoint}.")
+    check_writable(out)
     model = load_model(checkpoint)
     (model.half() if half else model).save_pretrained(out)
     count = sum(parameter.numel() for parameter in model.parameters())

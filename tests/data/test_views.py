@@ -109,3 +109,11 @@ def test_anything_else_is_refused(image):
 def test_missing_file(tmp_path):
     with pytest.raises(FileNotFoundError):
         preprocess(tmp_path / "absent.jpg")
+
+
+def test_one_rule_says_which_resolutions_there_are(photo_path):
+    with pytest.raises(ValueError, match=r"resolution must be a multiple of 16; got 264\. Try 256\."):
+        preprocess(photo_path, resolution=264)
+    assert preprocess(photo_path, resolution=264, patch_size=8).shape == (1, 3, 264, 264)
+    with pytest.raises(ValueError, match="multiple of 56; got 238"):
+        preprocess(photo_path, resolution=238, patch_size=14)

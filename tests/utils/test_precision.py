@@ -16,8 +16,7 @@ from tests.training import make_data, make_model, make_trainer
 from veca import Veca
 from veca.checkpoint import load_model
 from veca.cli import main
-from veca.features.command import features
-from veca.features.parts import read_features
+from veca.features import features, read_features
 from veca.model.attention import attend
 from veca.train.checkpointing import last_path
 from veca.utils.precision import computing_in, cpu_multiplies_bf16, recorded_precision, resolve_precision

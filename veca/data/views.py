@@ -1,8 +1,10 @@
-"""Pixels ↔ model input: normalisation, and the validation transform for a single picture.
+"""Pixels ↔ model input: normalisation, and the validation view of a single picture, which all figures,
+features and probes share: short side to 9/8 of the resolution, centre crop.
 
 Batches travel as uint8 (a quarter of the bytes) and are normalised once, on the device that uses them.
 """
 
+import math
 import os
 
 import numpy as np
@@ -12,11 +14,13 @@ from PIL import Image
 from torch import Tensor
 
 from veca.data.augment import centre_view, render_pixels
-from veca.data.decode import decode_pixels, pixels_from_pil
+from veca.data.decode import Pixels, decode_pixels, pixels_from_pil
 from veca.data.folders import read_named
+from veca.data.resolutions import PATCH_SIZE
 
 MEAN = (0.485, 0.456, 0.406)
 STD = (0.229, 0.224, 0.225)
+RESIZE_STEP = 8  # 9/8 of the resolution must be whole
 
 Picture = str | os.PathLike[str] | Image.Image | NDArray[np.uint8]
 
@@ -41,19 +45,33 @@ def normalise(
     return normalised.to(dtype)
 
 
-def preprocess(image_or_path: Picture, *, resolution: int = 256) -> Tensor:
+def preprocess(image_or_path: Picture, *, resolution: int = 256, patch_size: int = PATCH_SIZE) -> Tensor:
     """A picture as a model's input (1, 3, R, R): the validation view, normalised.
 
-    Takes a path, a Pillow image, or a uint8 array of shape (H, W), (H, W, 3) or (H, W, 4).
+    Takes a path, a Pillow image, or a uint8 array of shape (H, W), (H, W, 3) or (H, W, 4). `patch_size` is
+    that of the model, which `resolution` must be a multiple of.
     """
+    check_resolution(resolution, patch_size=patch_size)
     if isinstance(image_or_path, str | os.PathLike):
         pixels = decode_pixels(read_named(image_or_path))
     elif isinstance(image_or_path, Image.Image):
         pixels = pixels_from_pil(image_or_path)
     else:
         pixels = pixels_from_pil(_image_from_array(image_or_path))
-    view = centre_view(size=pixels.size, resolution=resolution)
-    return normalise(torch.from_numpy(render_pixels(pixels, view))[None])
+    return normalise(torch.from_numpy(centre_crop(pixels, resolution=resolution))[None])
+
+
+def centre_crop(pixels: Pixels, *, resolution: int) -> NDArray[np.uint8]:
+    """The validation view of a decoded image: (3, R, R)."""
+    return render_pixels(pixels, centre_view(size=pixels.size, resolution=resolution))
+
+
+def check_resolution(resolution: int, *, patch_size: int, resized: bool = True) -> None:
+    """Refuse a side that is no whole number of patches or, for a view that is `resized` by 9/8, of pixels."""
+    step = math.lcm(patch_size, RESIZE_STEP) if resized else patch_size
+    if resolution < step or resolution % step:
+        near = max(step, round(resolution / step) * step)
+        raise ValueError(f"resolution must be a multiple of {step}; got {resolution}. Try {near}.")
 
 
 def _image_from_array(array: NDArray[np.uint8]) -> Image.Image:

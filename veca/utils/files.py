@@ -37,6 +37,14 @@ def write_text_atomic(path: str | os.PathLike[str], text: str) -> None:
         temporary.write_text(text, encoding="utf-8")
 
 
+def check_writable(folder: Path) -> None:
+    """Refuse a folder to write in that takes no files, or cannot be made, before the work is done."""
+    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        why = "no files can be made in it" if there.is_dir() else "it is no folder"
+        raise OSError(f"out: {folder} cannot be written: {there}: {why}. Choose another folder.")
+
+
 def _sync_folder(folder: Path) -> None:
     descriptor = os.open(folder, os.O_RDONLY)
     try:

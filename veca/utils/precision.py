@@ -34,6 +34,21 @@ def resolve_precision(precision: str, *, accelerator: str = AUTO) -> str:
     return FLOAT32
 
 
+def choose_device(device: str | None = None) -> torch.device:
+    """The device named, if torch finds it here; by default a GPU where there is one, else the CPU."""
+    default = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        chosen = torch.device(device or default)
+        torch.empty(0, device=chosen)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:  # torch raises each of them for it
+        first = str(error).splitlines()[0]
+        raise ValueError(
+            f"device must be one that torch finds here, as cpu, cuda or cuda:1; got {device!r} ({first}). "
+            f"Try {default}."
+        ) from None
+    return chosen
+
+
 def cpu_multiplies_bf16() -> bool:
     """Whether this CPU has instructions for products of bf16 matrices."""
     return torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported()

@@ -1,4 +1,12 @@
-"""A Veca with the outputs transformers users expect.
+"""Veca for transformers: importing this registers config, models and image processor with the Auto classes.
+
+    import veca.interop
+    from transformers import AutoBackbone, AutoImageProcessor, AutoModel
+
+    model = AutoModel.from_pretrained("my-model")  # a folder written by save_pretrained, or a Hub id
+
+It is an import of its own because it brings all of transformers with it, which `import veca` does not. No
+code is read from a model folder: the classes are those of this package.
 
 Files hold a Veca's own tensor names, so that `veca.load_model` and `from_pretrained` read the same folder,
 whichever of the two wrote it: the prefix that the inner model adds is taken off when saving and put on when
@@ -7,21 +15,96 @@ loading.
 Shapes: B batch, C active cores, N patches, D width.
 """
 
+import functools
+import json
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
-from transformers.backbone_utils import BackboneMixin
+from transformers import (
+    AutoBackbone,
+    AutoConfig,
+    AutoImageProcessor,
+    AutoModel,
+    BatchFeature,
+    PretrainedConfig,
+    PreTrainedModel,
+)
+from transformers.backbone_utils import BackboneConfigMixin, BackboneMixin
+from transformers.image_processing_utils import BaseImageProcessor
 from transformers.modeling_outputs import BackboneOutput, BaseModelOutputWithPooling
 from transformers.utils.hub import cached_file
 
-from veca.interop.config import VecaConfig
+from veca.data.views import Picture, preprocess
 from veca.model import Veca
-from veca.model.hub import WEIGHTS_NAME, read_tensors, write_tensors
+from veca.model.hub import CONFIG_NAME, MODEL_TYPE, WEIGHTS_NAME, read_tensors, write_tensors
+from veca.model.sizes import SIZES, Size, check_size
+
+__all__ = ["VecaBackbone", "VecaBackboneOutput", "VecaConfig", "VecaImageProcessor", "VecaModel"]
+
+
+class VecaConfig(BackboneConfigMixin, PretrainedConfig):
+    """The size of a Veca, and how to run it.
+
+    Args:
+        width, depth, num_heads, ffn_ratio, num_cores, core_group, patch_size, in_channels, out_width:
+            Size fields as in `veca.create_model`; the defaults are those of `small`.
+        budget: Active cores where a call names none; None for all.
+        apply_layernorm: Whether a backbone's feature maps pass the final norm.
+        out_features: Layers a backbone gives, from `stem`, `stage1`, …; the last by default.
+        out_indices: The same by number, 0 for the stem.
+    """
+
+    model_type = MODEL_TYPE
+    attribute_map: ClassVar[dict[str, str]] = {
+        "hidden_size": "width",
+        "num_hidden_layers": "depth",
+        "num_attention_heads": "num_heads",
+        "num_channels": "in_channels",
+    }
+
+    def __init__(
+        self,
+        *,
+        width: int = SIZES["small"].width,
+        depth: int = SIZES["small"].depth,
+        num_heads: int = SIZES["small"].num_heads,
+        ffn_ratio: float = SIZES["small"].ffn_ratio,
+        num_cores: int = SIZES["small"].num_cores,
+        core_group: int = SIZES["small"].core_group,
+        patch_size: int = SIZES["small"].patch_size,
+        in_channels: int = SIZES["small"].in_channels,
+        out_width: int | None = None,
+        budget: int | None = None,
+        apply_layernorm: bool = True,
+        out_features: list[str] | None = None,
+        out_indices: list[int] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.width = width
+        self.depth = depth
+        self.num_heads = num_heads
+        self.ffn_ratio = ffn_ratio
+        self.num_cores = num_cores
+        self.core_group = core_group
+        self.patch_size = patch_size
+        self.in_channels = in_channels
+        self.out_width = out_width
+        self.budget = budget
+        self.apply_layernorm = apply_layernorm
+        check_size(self.size)
+        self.stage_names = ["stem", *(f"stage{layer}" for layer in range(1, depth + 1))]
+        self.set_output_features_output_indices(out_features=out_features, out_indices=out_indices)
+
+    @property
+    def size(self) -> Size:
+        return Size(**{name: getattr(self, name) for name in Size.__dataclass_fields__})
+
 
 _WHERE = ("cache_dir", "token", "revision", "local_files_only", "subfolder")  # arguments that locate a file
 
@@ -169,3 +252,68 @@ def _refuse_hidden_states(kwargs: dict[str, Any]) -> None:
                 f"{name} is not given by a Veca. For features of several layers use AutoBackbone with "
                 "out_features; for what the cores attend to, veca.load_model(…).trace(images)."
             )
+
+
+class VecaImageProcessor(BaseImageProcessor):
+    """Short side to 9/8 of the resolution, centre crop, ImageNet mean and deviation.
+
+    Takes what `veca.preprocess` takes: paths, Pillow images, uint8 arrays (H, W), (H, W, 3) or (H, W, 4).
+    Pixels are bytes; an array of floats is refused rather than scaled on a guess.
+
+    Args:
+        resolution: Side of the square view, a multiple of the patch size.
+    """
+
+    def __init__(self, resolution: int = 256, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.resolution = resolution
+        self.model_input_names = ["pixel_values"]
+
+    def preprocess(
+        self,
+        images: Picture | Sequence[Picture],
+        *,
+        resolution: int | None = None,
+        return_tensors: str | None = "pt",
+    ) -> BatchFeature:
+        """`pixel_values` (B, 3, R, R), as a torch tensor unless `return_tensors` says "np"."""
+        pictures: list[Any] = list(images) if isinstance(images, list | tuple) else [images]
+        side = self.resolution if resolution is None else resolution
+        views = torch.cat([preprocess(picture, resolution=side) for picture in pictures])
+        values = views.numpy() if return_tensors == "np" else views
+        return BatchFeature({"pixel_values": values})
+
+
+def answer_for_local_folders() -> None:
+    """Let `AutoBackbone.from_pretrained` read folders of Veca models; a second call changes nothing.
+
+    transformers 5 asks the Hub whether the name exists before it looks at the disk, and takes what the Hub
+    does not know for a timm model: a local folder would never get through.
+    """
+    original: Any = AutoBackbone.from_pretrained
+    if hasattr(original, "__wrapped__"):
+        return
+
+    @functools.wraps(original)
+    def from_pretrained(cls: type, name_or_path: str | os.PathLike[str], *args: Any, **kwargs: Any) -> Any:
+        if _holds_veca(Path(name_or_path)):
+            kwargs.pop("use_timm_backbone", None)
+            return VecaBackbone.from_pretrained(name_or_path, *args, **kwargs)
+        return original(name_or_path, *args, **kwargs)
+
+    setattr(AutoBackbone, "from_pretrained", classmethod(from_pretrained))  # noqa: B010  # typed as a fixed method
+
+
+def _holds_veca(folder: Path) -> bool:
+    try:
+        config = json.loads((folder / CONFIG_NAME).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(config, dict) and config.get("model_type") == MODEL_TYPE
+
+
+AutoConfig.register(VecaConfig.model_type, VecaConfig, exist_ok=True)
+AutoModel.register(VecaConfig, VecaModel, exist_ok=True)
+AutoBackbone.register(VecaConfig, VecaBackbone, exist_ok=True)
+answer_for_local_folders()
+AutoImageProcessor.register(VecaConfig, slow_image_processor_class=VecaImageProcessor, exist_ok=True)

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 import torch
 
+import veca.export as command
 from veca import Veca, create_model
-from veca.export import command
-from veca.export.command import export
+from veca.checkpoint import convert
+from veca.export import export
 
 onnxruntime = pytest.importorskip("onnxruntime", reason="the export extra is not installed")
 pytest.importorskip("onnxscript", reason="the export extra is not installed")
@@ -94,3 +95,14 @@ def test_mistakes_are_told_before_the_work(
     with pytest.raises(ValueError, match=message):
         export(str(folder), tmp_path / out, **options)  # type: ignore[arg-type]
     assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_takes_no_file_is_found_before_the_model_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("veca.utils.files.os.access", lambda path, mode: path != tmp_path)
+    with pytest.raises(OSError, match=r"cannot be written: .*: no files can be made in it\. Choose another"):
+        export("no-model", tmp_path / "new" / "a.pt2", format="torch")
+    (tmp_path / "a.ckpt").touch()
+    with pytest.raises(OSError, match="no files can be made in it"):
+        convert(tmp_path / "a.ckpt", tmp_path / "model")

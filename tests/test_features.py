@@ -8,12 +8,11 @@ import pytest
 import torch
 from PIL import Image
 
+import veca.features as command
 from tests.data import hostile
 from tests.data.shards import write_dataset
 from veca import Veca, create_model, preprocess
-from veca.features import command, read_features, read_parts
-from veca.features.command import features
-from veca.features.views import whole_size
+from veca.features import features, read_features, read_parts, whole_size
 
 SIZES = {"a.png": (80, 64), "deep/b.jpg": (64, 100), "deep/c.png": (80, 64), "d.webp": (70, 70)}
 
@@ -217,3 +216,11 @@ def test_a_named_file_that_is_none_is_told_before_the_work(model: str, tmp_path:
     with hostile.bounds(), pytest.raises(ValueError, match=rf"a\.jpg is {what}"):
         features(model, [str(tmp_path / "a.jpg")], out=tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_mistakes_are_found_before_the_model_is_loaded(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"device must be one that torch finds here.*got 'banana'.* Try c"):
+        features("no-model", [str(tmp_path)], out=tmp_path / "out", device="banana")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match=r"out cannot be written: .*file: it is no folder\. Choose another"):
+        features("no-model", [str(tmp_path)], out=tmp_path / "file" / "out")

@@ -1,0 +1,382 @@
+"""`veca features`: global and dense features of many images, in files that anything can read.
+
+Images are files, folders of files and folders of shards; a window of them at a time is read and batched by
+size, so that memory holds its pixels and its features. The output folder holds numbered parts that are
+finished or absent, never half, so a second call with the same settings does what is left:
+
+npy           cls-000000.npy (n, D), patches-000000.npy (n, rows, cols, D), and last names-000000.json,
+              which says that the part is finished
+safetensors   features-000000.safetensors with the tensors `cls` and `patches`, the names in its metadata
+features.json what made them: a folder holds the features of one model at one setting
+rejects.jsonl images that could not be read, with the reason
+
+The images of a part have one size, so that its dense features are one array.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors import safe_open
+from safetensors.numpy import save_file
+from torch.nn import functional as F
+
+from veca.checkpoint import load_model
+from veca.data.decode import BadImage, decode, decode_pixels
+from veca.data.folders import REPEATED_FILE, check_regular, find_files, read_file
+from veca.data.index import INDEX_NAME, SPLITS
+from veca.data.reader import BadSample, ShardReader
+from veca.data.sources import check_shards, open_sources
+from veca.data.views import centre_crop, check_resolution, normalise
+from veca.model import Veca
+from veca.utils.files import atomic_path, check_writable, write_text_atomic
+from veca.utils.precision import FLOAT32, InferencePrecision, choose_device, computing_in, resolve_precision
+from veca.utils.progress import progress_bar
+
+Array = NDArray[np.float32]
+Format = Literal["npy", "safetensors"]
+ViewKind = Literal["crop", "whole"]
+View = Callable[[bytes], NDArray[np.uint8]]  # an encoded image → the pixels (3, H, W) that the model sees
+
+SETTINGS_NAME = "features.json"
+REJECTS_NAME = "rejects.jsonl"
+WINDOW_PIXELS = 512 * 256**2
+MIN_WINDOW = 16
+BATCH_PIXELS = 32 * 256**2
+_MAX_OPEN = 64  # shards
+_SHOWN = 5
+
+
+class Part(NamedTuple):
+    """Features of images of one size; row i is `names[i]`."""
+
+    names: list[str]
+    cls: Array  # (n, D)
+    patches: Array | None  # (n, rows, cols, D)
+
+
+class Item(NamedTuple):
+    """An image to read: its path as it was given, joined with the path below the folder, or SHARD/KEY."""
+
+    label: str  # what to call it in messages
+    name: str | None  # None where it is known only after reading
+    read: Callable[[], tuple[str, bytes]]  # its name and content; raises BadImage or OSError
+
+
+class Loaded(NamedTuple):
+    """An image ready to run; without pixels, it has a reason, or was done before."""
+
+    name: str
+    pixels: NDArray[np.uint8] | None  # (3, H, W)
+    reason: str = ""
+
+
+def features(
+    model: str,
+    images: list[str],
+    *,
+    out: Path,
+    budget: int | None = None,
+    resolution: int = 256,
+    view: ViewKind = "crop",
+    dense: bool = False,
+    format: Format = "npy",
+    device: str | None = None,
+    precision: InferencePrecision = FLOAT32,
+) -> None:
+    """Write the global features of images, and their dense features if wanted.
+
+    Args:
+        model: Folder with model.safetensors, a run's .ckpt, the authors' .pt, or a Hub id.
+        images: Image files, folders with images, folders of shards.
+        out: Folder to write. A second call with the same settings does what is left.
+        budget: Active cores; by default all.
+        resolution: Side of the view in pixels; with --view whole, its short side.
+        view: crop for the central square, as veca.preprocess; whole for all of it, in its own proportions.
+        dense: Write the feature of every patch too.
+        format: npy, or safetensors with the names in the metadata.
+        device: cpu, cuda, cuda:1, …; by default a GPU if there is one.
+        precision: 32-true for features to compare with others. bf16-mixed has two to three digits, and takes
+            less time on GPUs and on CPUs that multiply bf16; auto is bf16-mixed there, 32-true elsewhere.
+    """
+    check_writable(out)
+    place = choose_device(device)
+    student = load_model(model).to(place)
+    patch_size = student.size.patch_size
+    check_resolution(resolution, patch_size=patch_size, resized=view == "crop")
+    budget = _choose_budget(student, budget)
+    items = list_images(images)
+    settings = {
+        "model": model,
+        "weights": _fingerprint(student),
+        "budget": budget,
+        "resolution": resolution,
+        "view": view,
+        "dense": dense,
+    }
+    computed_in = resolve_precision(precision, accelerator=place.type)
+    if computed_in != FLOAT32:  # else not named, as in folders of before there was a choice
+        settings["precision"] = computed_in
+    writer = PartWriter(out, format=format, settings=settings)
+    if view == "crop":
+        see: View = lambda data: centre_crop(decode_pixels(data), resolution=resolution)  # noqa: E731
+    else:
+        see = partial(_whole_view, resolution=resolution, patch_size=patch_size)
+    before = len(writer.done)
+    rejects: dict[str, str] = {}
+    window = max(MIN_WINDOW, WINDOW_PIXELS // resolution**2)
+    left = [item for item in items if item.name not in writer.done]
+    for loaded in _windows(left, partial(_load, done=writer.done, see=see), size=window):
+        rejects |= {image.name: image.reason for image in loaded if image.reason}
+        with computing_in(precision, place):
+            for part in _parts(student, loaded, budget=budget, dense=dense):
+                writer.write(part)
+    writer.write_rejects(rejects)
+    _say(out, written=len(writer.done) - before, total=len(items), rejects=rejects)
+
+
+def read_features(folder: Path | str) -> tuple[list[str], Array]:
+    """All names and all global features (n, D) of a folder."""
+    parts = list(read_parts(folder))
+    if not parts:
+        raise FileNotFoundError(f"no features in {folder}. Make them with `veca features`.")
+    return [name for part in parts for name in part.names], np.concatenate([part.cls for part in parts])
+
+
+def read_parts(folder: Path | str) -> Iterator[Part]:
+    """The finished parts of a folder; dense features of .npy parts stay on the disk until used."""
+    for path in _finished(Path(folder)):
+        if path.suffix == ".json":
+            number = path.stem.rpartition("-")[2]
+            dense = path.with_name(f"patches-{number}.npy")
+            yield Part(
+                _names(path),
+                np.load(path.with_name(f"cls-{number}.npy"), allow_pickle=False),
+                np.load(dense, mmap_mode="r", allow_pickle=False) if dense.is_file() else None,
+            )
+        else:
+            with safe_open(path, framework="np") as file:
+                patches = file.get_tensor("patches") if "patches" in file.keys() else None  # noqa: SIM118  # no mapping
+                yield Part(_names(path), file.get_tensor("cls"), patches)
+
+
+class PartWriter:
+    """Adds parts to a folder that holds features of the same settings, or nothing yet."""
+
+    def __init__(self, folder: Path, *, format: Format, settings: dict[str, Any]) -> None:
+        self.folder, self.format = folder, format
+        folder.mkdir(parents=True, exist_ok=True)
+        _check_settings(folder / SETTINGS_NAME, {**settings, "format": format})
+        finished = list(_finished(folder))
+        self.done = {name for path in finished for name in _names(path)}
+        self._next = 1 + max((int(path.stem.rpartition("-")[2]) for path in finished), default=-1)
+
+    def write(self, part: Part) -> None:
+        number = f"{self._next:06d}"
+        arrays = {"cls": part.cls} | ({} if part.patches is None else {"patches": part.patches})
+        if self.format == "safetensors":
+            with atomic_path(self.folder / f"features-{number}.safetensors") as path:
+                save_file(arrays, path, metadata={"names": json.dumps(part.names)})
+        else:
+            for name, array in arrays.items():
+                with atomic_path(self.folder / f"{name}-{number}.npy") as path, path.open("wb") as file:
+                    np.save(file, array, allow_pickle=False)
+            names = json.dumps(part.names, ensure_ascii=False, indent=0)
+            write_text_atomic(self.folder / f"names-{number}.json", names + "\n")
+        self.done.update(part.names)
+        self._next += 1
+
+    def write_rejects(self, rejects: dict[str, str]) -> None:
+        lines = [json.dumps({"name": name, "reason": reason}) for name, reason in rejects.items()]
+        write_text_atomic(self.folder / REJECTS_NAME, "".join(f"{line}\n" for line in lines))
+
+
+def list_images(sources: list[str]) -> list[Item]:
+    """Every image of the sources; each is a file, a folder with images below it, or a folder of shards."""
+    if not sources:
+        raise ValueError("images must name at least one file, folder or folder of shards; got none.")
+    items = [item for source in sources for item in _items(Path(source))]
+    if not items:
+        raise FileNotFoundError(f"no images in {', '.join(sources)}.")
+    named = [item.name for item in items if item.name is not None]
+    if len(set(named)) < len(named):
+        twice = next(name for place, name in enumerate(named) if name in named[:place])
+        raise ValueError(f"{twice} is named twice. Name each file or its folder, not both.")
+    return items
+
+
+def whole_size(size: tuple[int, int], *, resolution: int, patch_size: int) -> tuple[int, int]:
+    """(width, height) of the `whole` view of an image (width, height): the nearest whole patches."""
+    scale = resolution / min(size)
+    width, height = (max(patch_size, round(side * scale / patch_size) * patch_size) for side in size)
+    return width, height
+
+
+def _whole_view(data: bytes, *, resolution: int, patch_size: int) -> NDArray[np.uint8]:
+    rgb = decode(data)
+    width, height = whole_size((rgb.shape[1], rgb.shape[0]), resolution=resolution, patch_size=patch_size)
+    channels = torch.from_numpy(rgb).permute(2, 0, 1)[None]
+    resized = F.interpolate(channels, size=(height, width), mode="bicubic", antialias=True)
+    return np.ascontiguousarray(resized[0].numpy())
+
+
+def _items(source: Path) -> Iterator[Item]:
+    if source.exists():
+        check_regular(source)
+    if source.is_file():
+        yield _file(source)
+    elif (source / INDEX_NAME).is_file():
+        yield from _samples(source)
+    elif source.is_dir():
+        found, refused, others = find_files(source)
+        names = [each.name for each in found if each.problem is None]
+        if others:
+            print(f"{source}: {others} files are no images and are ignored")
+        if len(names) < len(found):
+            print(f"{source}: {len(found) - len(names)} {REPEATED_FILE}, and are ignored")
+        yield from (_file(source / name) for name in names)
+        for name, problem in refused:
+            yield Item(str(source / name), str(source / name), partial(_refuse, str(problem)))
+    else:
+        raise FileNotFoundError(f"{source} is neither a file nor a folder.")
+
+
+def _file(path: Path) -> Item:
+    return Item(str(path), str(path), lambda: (str(path), read_file(path)))
+
+
+def _refuse(problem: str) -> tuple[str, bytes]:
+    raise BadImage("refused", problem)
+
+
+def _samples(folder: Path) -> Iterator[Item]:
+    (source,) = open_sources(str(folder))
+    shards = [shard for split in SPLITS for shard in source.shards(split)]
+    check_shards(shards)
+    reader = ShardReader(shards, cache=None, max_open=_MAX_OPEN)
+    for place, shard in enumerate(shards):
+        for number in range(shard.info.samples):
+            label = f"{shard.location}, sample {number}"
+            yield Item(label, None, partial(_read_sample, reader, place, number, shard.info.name))
+
+
+def _read_sample(reader: ShardReader, shard: int, number: int, shard_name: str) -> tuple[str, bytes]:
+    try:
+        sample = reader.read(shard, number)
+    except BadSample as error:
+        raise BadImage(error.reason, str(error)) from None
+    return f"{shard_name.removesuffix('.tar')}/{sample.key}", sample.image
+
+
+def _windows(items: list[Item], load: Callable[[Item], Loaded], *, size: int) -> Iterator[list[Loaded]]:
+    """The images in windows of `size`; threads decode, since both decoders let go of the interpreter lock."""
+    with ThreadPoolExecutor() as pool, progress_bar("features", len(items), unit="image") as progress:
+        for start in range(0, len(items), size):
+            window = items[start : start + size]
+            yield list(pool.map(load, window))
+            progress.update(len(window))
+
+
+def _load(item: Item, *, done: set[str], see: View) -> Loaded:
+    try:
+        name, data = item.read()
+        return Loaded(name, None if name in done else see(data))
+    except (BadImage, OSError) as error:
+        return Loaded(item.label, None, str(error))
+
+
+def _parts(student: Veca, images: list[Loaded], *, budget: int, dense: bool) -> Iterator[Part]:
+    """One part per size of image in the window."""
+    sizes: dict[tuple[int, ...], list[tuple[str, NDArray[np.uint8]]]] = {}
+    for image in images:
+        if image.pixels is not None:
+            sizes.setdefault(image.pixels.shape, []).append((image.name, image.pixels))
+    for (_, height, width), alike in sizes.items():
+        names, pixels = zip(*alike, strict=True)
+        size = max(1, BATCH_PIXELS // (height * width))
+        starts = range(0, len(pixels), size)
+        batches = [
+            _run(student, np.stack(pixels[start : start + size]), budget=budget, dense=dense)
+            for start in starts
+        ]
+        patches = [patches for _, patches in batches if patches is not None]
+        cls = np.concatenate([cls for cls, _ in batches])
+        yield Part(list(names), cls, np.concatenate(patches) if patches else None)
+
+
+@torch.inference_mode()
+def _run(student: Veca, pixels: NDArray[np.uint8], *, budget: int, dense: bool) -> tuple[Array, Array | None]:
+    weight = student.patch_embed.weight
+    found = student(normalise(torch.from_numpy(pixels).to(weight.device), dtype=weight.dtype), budget=budget)
+    if not bool(found.cls.isfinite().all()):
+        raise ValueError("the model gives features that are not finite. Take an earlier checkpoint.")
+    cls = found.cls.float().cpu().numpy()
+    return cls, found.patches.unflatten(1, found.grid).float().cpu().numpy() if dense else None
+
+
+def _choose_budget(student: Veca, budget: int | None) -> int:
+    """The budget as a number. The model refuses a wrong one itself: ask it before reading anything."""
+    size = student.size
+    shape = 1, size.in_channels, size.patch_size, size.patch_size
+    with torch.inference_mode():
+        tiny = torch.zeros(shape, device=student.patch_embed.weight.device)
+        return int(student(tiny, budget=budget).cores.shape[1])
+
+
+def _fingerprint(student: Veca) -> str:
+    """A hash of the weights: a path may hold another model tomorrow."""
+    digest = hashlib.sha256()
+    for tensor in student.state_dict().values():
+        digest.update(tensor.detach().float().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def _finished(folder: Path) -> list[Path]:
+    return [
+        path
+        for pattern in ("names-*.json", "features-*.safetensors")
+        for path in sorted(folder.glob(pattern))
+    ]
+
+
+def _names(path: Path) -> list[str]:
+    if path.suffix == ".json":
+        names: list[str] = json.loads(path.read_text(encoding="utf-8"))
+    else:
+        with safe_open(path, framework="np") as file:
+            names = json.loads(file.metadata()["names"])
+    return names
+
+
+def _check_settings(path: Path, settings: dict[str, Any]) -> None:
+    """Write the settings, or refuse a folder that was made with others."""
+    if not path.is_file():
+        write_text_atomic(path, json.dumps(settings, indent=1) + "\n")
+        return
+    found = json.loads(path.read_text(encoding="utf-8"))
+    other = [
+        f"{key} {found.get(key)!r}, not {value!r}"
+        for key, value in settings.items()
+        if found.get(key) != value
+    ]
+    if other:
+        raise ValueError(
+            f"{path.parent} holds features made with {'; '.join(other)}. Choose another folder, or remove it."
+        )
+
+
+def _say(out: Path, *, written: int, total: int, rejects: dict[str, str]) -> None:
+    print(f"{out}: features of {written} images written, {total - written - len(rejects)} were there before.")
+    if rejects:
+        shown = "; ".join(f"{name} ({reason})" for name, reason in list(rejects.items())[:_SHOWN])
+        more = f" and {len(rejects) - _SHOWN} more, in rejects.jsonl" if len(rejects) > _SHOWN else ""
+        print(f"{len(rejects)} could not be read: {shown}{more}.")
+        if len(rejects) == total:
+            raise ValueError("none of the images could be read.")
