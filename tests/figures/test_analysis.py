@@ -15,6 +15,7 @@ from veca.data.decode import Pixels
 from veca.data.views import normalise
 from veca.figures import analysis as module
 from veca.figures.analysis import (
+    SHOWN,
     Assigned,
     Key,
     Settings,
@@ -23,8 +24,7 @@ from veca.figures.analysis import (
     under_augmentation,
     under_budget,
 )
-from veca.figures.looks import Look, Scene, look, open_scenes
-from veca.figures.panels import SHOWN
+from veca.figures.inputs import CoreTrace, Scene, open_scenes, trace_cores
 
 SIDE, GRID = 64, (16, 16)
 SETTINGS = Settings(budgets=[4], resolutions=[SIDE], num_views=2, seed=0)
@@ -47,9 +47,9 @@ class MovedScene(Scene):
         )
 
 
-def follows_brightness(model: object, scene: Scene, views: list[View], *, budget: int) -> list[Look]:
+def follows_brightness(model: object, scene: Scene, views: list[View], *, budget: int) -> list[CoreTrace]:
     """Cores that look where it is bright and sit there: they move with the picture."""
-    looks = []
+    traces = []
     for view in views:
         grey = torch.from_numpy(render_pixels(scene.pixels, view)[0].astype(np.float32))
         cells = torch.nn.functional.avg_pool2d(grey[None], SIDE // GRID[0]).flatten()
@@ -58,22 +58,22 @@ def follows_brightness(model: object, scene: Scene, views: list[View], *, budget
         y, x = torch.meshgrid(axis, axis, indexing="ij")
         place = torch.stack([(bright * each.flatten()).sum() / bright.sum() for each in (x, y)])
         maps, places = cells.expand(1, budget, -1), place.expand(1, budget, 2)
-        looks.append(Look(torch.zeros(1, budget, 3), maps, places, GRID))
-    return looks
+        traces.append(CoreTrace(torch.zeros(1, budget, 3), maps, places, GRID))
+    return traces
 
 
-def stays_in_place(model: object, scene: Scene, views: list[View], *, budget: int) -> list[Look]:
+def stays_in_place(model: object, scene: Scene, views: list[View], *, budget: int) -> list[CoreTrace]:
     """Cores that do the same whatever they see."""
     generator = torch.Generator().manual_seed(0)
     maps = torch.rand(1, budget, GRID[0] * GRID[1], generator=generator)
     places = 2 * torch.rand(1, budget, 2, generator=generator) - 1
-    return [Look(torch.zeros(1, budget, 3), maps, places, GRID) for _ in views]
+    return [CoreTrace(torch.zeros(1, budget, 3), maps, places, GRID) for _ in views]
 
 
 def compared(monkeypatch: pytest.MonkeyPatch, cores: object, model: Veca) -> dict[Key, float]:
-    monkeypatch.setattr(module, "look", cores)
+    monkeypatch.setattr(module, "trace_cores", cores)
     scene = MovedScene("spot", bright_spot(), None)
-    (base,) = module.look(model, scene, [scene.plain(SIDE)], budget=4)
+    (base,) = module.trace_cores(model, scene, [scene.plain(SIDE)], budget=4)
     return dict(under_augmentation(model, scene, base, SETTINGS, budget=4))
 
 
@@ -106,7 +106,7 @@ def test_another_group_changes_nothing_when_attention_to_it_is_even(tiny_student
             block.attn.q.weight.zero_()
             block.attn.out.weight.zero_()  # so that layers after the first see the same tokens
             block.attn.out.weight.fill_diagonal_(1e-6)
-    (base,) = look(model, scene, [scene.plain(SIDE)], budget=4)
+    (base,) = trace_cores(model, scene, [scene.plain(SIDE)], budget=4)
     values = dict(under_budget(model, scene, base, SETTINGS, budget=4))
     for layer in (1, 2, 3):
         assert values[Key("budget_maps", 4, layer, "8 cores")] == pytest.approx(1, abs=1e-4)
@@ -114,10 +114,10 @@ def test_another_group_changes_nothing_when_attention_to_it_is_even(tiny_student
     assert under_budget(model, scene, base, SETTINGS, budget=16) == []
 
 
-def test_a_look_has_what_the_layers_gave(tiny_student: Veca) -> None:
+def test_a_trace_has_what_the_layers_gave(tiny_student: Veca) -> None:
     scene = Scene("spot", bright_spot(), None)
     model = tiny_student.eval()
-    (seen,) = look(model, scene, [scene.plain(SIDE)], budget=8)
+    (seen,) = trace_cores(model, scene, [scene.plain(SIDE)], budget=8)
     assert (seen.cores.shape, seen.maps.shape, seen.places.shape) == ((3, 8, 32), (3, 8, 16), (3, 8, 2))
     images = torch.from_numpy(render_pixels(scene.pixels, scene.plain(SIDE)))[None]
     expected = model.final_norm(seen.cores[-1])

@@ -17,24 +17,24 @@ from tests.data import hostile
 from veca import Veca, create_model
 from veca.data.views import normalise
 from veca.figures import pictures
-from veca.figures.inputs import Sight, as_batch, choose_budgets, find_images, see, trace_images
+from veca.figures.inputs import choose_budgets, find_images, read_view, trace_images
 from veca.figures.pictures import patch_profiles
 from veca.model.rope import rotate
 
-SIGHT = Sight("noise", np.random.default_rng(0).integers(0, 256, (3, 48, 48), dtype=np.uint8))
+VIEW = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (1, 3, 48, 48), dtype=np.uint8))
 
 
 def run(function: Callable[..., None], *words: object) -> None:
     auto_cli(function, args=[str(word) for word in words], as_positional=False)
 
 
-def naive_contributions(model: Veca, sight: Sight, budget: int) -> Tensor:
+def naive_contributions(model: Veca, view: Tensor, budget: int) -> Tensor:
     """(L, C, N) pair by pair: ‖Σ_heads a_ij W_out v_j‖₂ over all tokens, divided by its sum, patches kept."""
     inputs: list[tuple[Tensor, Tensor]] = []
     for block in model.blocks:
         block.attn.register_forward_pre_hook(lambda _, args: inputs.append((args[0][0], args[1][0])))
     with torch.no_grad():
-        model(normalise(as_batch(sight)).double(), budget)
+        model(normalise(view).double(), budget)
     layers = []
     for block, (x, turns) in zip(model.blocks, inputs, strict=True):
         heads, h = block.attn.num_heads, x.shape[1] // block.attn.num_heads
@@ -59,10 +59,10 @@ def naive_contributions(model: Veca, sight: Sight, budget: int) -> Tensor:
 def test_contributions_equal_a_computation_pair_by_pair(tiny_student: Veca, budget: int) -> None:
     model = tiny_student.double().eval()
     with torch.no_grad():
-        expected = naive_contributions(model, SIGHT, budget)
-        found = trace_images(model, as_batch(SIGHT), budget=budget).contributions[:, 0]
+        expected = naive_contributions(model, VIEW, budget)
+        found = trace_images(model, VIEW, budget=budget).contributions[:, 0]
         torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-9)
-        profiles = patch_profiles(model, SIGHT, budget=budget)
+        profiles = patch_profiles(model, VIEW, budget=budget)
     assert len(profiles) == 2  # layers 2 and 3
     for layer, profile in enumerate(profiles, start=1):
         by_patch = expected[layer].T
@@ -88,7 +88,7 @@ def test_1024_pixels_fit_in_memory() -> None:
     model = create_model("tiny", width=128, depth=2, num_heads=4).eval()
     pixels = np.zeros((3, 1024, 1024), dtype=np.uint8)
     with Largest() as largest:
-        profiles = patch_profiles(model, Sight("black", pixels), budget=64)
+        profiles = patch_profiles(model, torch.from_numpy(pixels)[None], budget=64)
     assert profiles[0].shape == (4096, 64)
     tokens = 4096 + 64
     allowed = (
@@ -171,7 +171,7 @@ def test_mistakes_are_named_before_the_work(model_dir: Path, image_dir: Path, tm
 
 def test_inputs(image_dir: Path) -> None:
     assert [path.name for path in find_images(str(image_dir))] == ["0.png", "1.png", "2.png"]
-    assert see(image_dir / "0.png", resolution=32).picture.shape == (32, 32, 3)
+    assert read_view(image_dir / "0.png", resolution=32).shape == (1, 3, 32, 32)
     assert choose_budgets(create_model("tiny"), None) == [8, 16, 32, 64]
 
 
@@ -194,4 +194,4 @@ def test_an_image_that_is_no_regular_file_is_named(image_dir: Path, tmp_path: Pa
         with pytest.raises(ValueError, match=rf"a\.png is {what}"):
             find_images(str(path))
         with pytest.raises(ValueError, match=rf"a\.png: not-a-file: it is {what}"):
-            see(path, resolution=32)
+            read_view(path, resolution=32)

@@ -1,11 +1,8 @@
-"""Pictures of what a model sees, and numbers about what its cores do.
+"""Pictures of what a model sees, and numbers about what its cores do (veca.utils.maps makes the arrays).
 
-maps.py      features and traces → colours, similarities, attention maps and paths, as arrays
-drawing.py   those arrays on top of an image, with Pillow alone
-inputs.py    models by name, images by path
-colours.py   vectors of several maps → colours that mean the same in all of them
+inputs.py    models by name, images by path, what the cores do with them
 sheet.py     rows of tiles and panels of curves → PNG or SVG
 pictures.py  contributions, cores, similarity, dense, paths
 elastic.py cost.py   a metric, or FLOPs and latency, as curves
-metrics.py matching.py looks.py analysis.py panels.py   the analysis: definitions, geometry, runs, plot
+metrics.py analysis.py   the analysis: definitions, and runs with their plot
 """

@@ -8,28 +8,67 @@ import json
 from collections import defaultdict
 from pathlib import Path
 from statistics import fmean
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from veca.figures import metrics
-from veca.figures.inputs import choose_budgets, fit_side, open_models, parse_numbers, veca_of
-from veca.figures.looks import Look, Scene, look, open_scenes
-from veca.figures.matching import match_maps, match_places, resize_maps, way_back
-from veca.figures.metrics import Estimate, mean_and_error
-from veca.figures.panels import draw_analysis
-from veca.figures.sheet import check_out, save
+from veca.figures.inputs import (
+    CoreTrace,
+    Scene,
+    choose_budgets,
+    fit_side,
+    open_models,
+    open_scenes,
+    parse_numbers,
+    trace_cores,
+    veca_of,
+)
+from veca.figures.metrics import Estimate, match_maps, match_places, mean_and_error, resize_maps, way_back
+from veca.figures.sheet import Curve, Panel, check_out, draw_panels, ramp_colours, save
 from veca.model import Veca
 from veca.probes.settings import Numbers
 from veca.probes.types import IGNORED
 from veca.utils.files import write_text_atomic
 from veca.utils.progress import progress_bar
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 FORMAT, VERSION = "veca-analysis", 1
 MIN_OVERLAP = 0.25  # of the patches; a view that shares less with the plain one says nothing
 RESAMPLES = 200
 Labels = NDArray[np.int64]
+
+
+class Shown(NamedTuple):
+    """How a metric is called in the plot."""
+
+    metric: str
+    title: str
+    label: str
+
+
+SHOWN = (
+    Shown("core_rank", "redundancy: cores", "effective rank"),
+    Shown("core_similarity", "redundancy: cores", "mean pairwise cosine"),
+    Shown("map_rank", "redundancy: maps", "effective rank"),
+    Shown("map_similarity", "redundancy: maps", "mean pairwise cosine"),
+    Shown("augmentation_maps", "augmentation: maps\n(dashed: not matched back)", "correlation"),
+    Shown("augmentation_places", "augmentation: places\n(dashed: not matched back)", "displacement / side"),
+    Shown("resolution_maps", "resolution {against}: maps", "correlation"),
+    Shown("resolution_places", "resolution {against}: places", "displacement / side"),
+    Shown("budget_maps", "one more group: maps", "correlation"),
+    Shown("budget_places", "one more group: places", "displacement / side"),
+    Shown("roundness", "isotropy: roundness", "short / long axis"),
+    Shown("extent", "isotropy: extent", "share of the image"),
+    Shown("explained_within", "semantics, in an image\n(dashed: another's mask)", "explained entropy"),
+    Shown("purity_within", "semantics, in an image\n(dashed: another's mask)", "purity"),
+    Shown("explained_across", "semantics, over images\n(dashed: another's mask)", "explained entropy"),
+    Shown("purity_across", "semantics, over images\n(dashed: another's mask)", "purity"),
+)
+BASELINES = ("unmatched", "other mask")
 
 
 class Key(NamedTuple):
@@ -115,7 +154,7 @@ def _take(model: Veca, scene: Scene, settings: Settings, found: dict[Key, list[f
     plain = scene.plain(settings.resolutions[0])
     cores: dict[tuple[int, int], Labels] = {}
     for budget in settings.budgets:
-        (base,) = look(model, scene, [plain], budget=budget)
+        (base,) = trace_cores(model, scene, [plain], budget=budget)
         for key, value in (
             *redundancy(base, budget=budget),
             *isotropy(base, budget=budget),
@@ -129,7 +168,7 @@ def _take(model: Veca, scene: Scene, settings: Settings, found: dict[Key, list[f
     return [] if scene.mask is None else [Assigned(cores, scene.labels(plain, base.grid))]
 
 
-def redundancy(base: Look, *, budget: int) -> list[tuple[Key, float]]:
+def redundancy(base: CoreTrace, *, budget: int) -> list[tuple[Key, float]]:
     """How many different things the cores are, and look at."""
     values = []
     for layer, (cores, maps) in enumerate(zip(base.cores, base.maps, strict=True), start=1):
@@ -139,7 +178,7 @@ def redundancy(base: Look, *, budget: int) -> list[tuple[Key, float]]:
     return values
 
 
-def isotropy(base: Look, *, budget: int) -> list[tuple[Key, float]]:
+def isotropy(base: CoreTrace, *, budget: int) -> list[tuple[Key, float]]:
     """How round the regions are that cores read, and how large."""
     values = []
     for layer, maps in enumerate(base.maps, start=1):
@@ -149,14 +188,14 @@ def isotropy(base: Look, *, budget: int) -> list[tuple[Key, float]]:
 
 
 def under_augmentation(
-    model: Veca, scene: Scene, base: Look, settings: Settings, *, budget: int
+    model: Veca, scene: Scene, base: CoreTrace, settings: Settings, *, budget: int
 ) -> list[tuple[Key, float]]:
     """Maps and places of training views against the plain view's, matched back and as they are."""
     side = settings.resolutions[0]
     plain = scene.plain(side)
     views = [scene.augmented(side, number=n, seed=settings.seed) for n in range(settings.num_views)]
     several: dict[Key, list[float]] = defaultdict(list)
-    for view, other in zip(views, look(model, scene, views, budget=budget), strict=True):
+    for view, other in zip(views, trace_cores(model, scene, views, budget=budget), strict=True):
         back = way_back(view, plain)
         for layer, maps in enumerate(base.maps):
             expected, valid = match_maps(maps, back, view=view, grid=base.grid)
@@ -177,24 +216,24 @@ def under_augmentation(
 
 
 def under_resolution(
-    model: Veca, scene: Scene, base: Look, settings: Settings, *, budget: int
+    model: Veca, scene: Scene, base: CoreTrace, settings: Settings, *, budget: int
 ) -> list[tuple[Key, float]]:
     """Maps and places at other resolutions against the first's."""
     values = []
     for side in settings.resolutions[1:]:
-        (other,) = look(model, scene, [scene.plain(side)], budget=budget)
+        (other,) = trace_cores(model, scene, [scene.plain(side)], budget=budget)
         values += _compare(base, other, metric="resolution", budget=budget, against=f"{side} px")
     return values
 
 
 def under_budget(
-    model: Veca, scene: Scene, base: Look, settings: Settings, *, budget: int
+    model: Veca, scene: Scene, base: CoreTrace, settings: Settings, *, budget: int
 ) -> list[tuple[Key, float]]:
     """Maps and places of the same cores when one more group is active."""
     larger = budget + model.size.core_group
     if larger > model.size.num_cores:
         return []
-    (other,) = look(model, scene, [scene.plain(settings.resolutions[0])], budget=larger)
+    (other,) = trace_cores(model, scene, [scene.plain(settings.resolutions[0])], budget=larger)
     return _compare(base, other, metric="budget", budget=budget, against=f"{larger} cores")
 
 
@@ -231,7 +270,9 @@ def _table(cores: Labels, labels: Labels, classes: Labels, budget: int) -> Label
     return metrics.contingency(flat[known], numbers, shape=(budget, len(classes)))
 
 
-def _compare(base: Look, other: Look, *, metric: str, budget: int, against: str) -> list[tuple[Key, float]]:
+def _compare(
+    base: CoreTrace, other: CoreTrace, *, metric: str, budget: int, against: str
+) -> list[tuple[Key, float]]:
     """Correlation of maps, on the coarser grid, and displacement of places, of the cores that both have."""
     grid = min(base.grid, other.grid)
     values = []
@@ -241,3 +282,34 @@ def _compare(base: Look, other: Look, *, metric: str, budget: int, against: str)
         values.append((Key(f"{metric}_maps", budget, layer + 1, against), metrics.map_agreement(*maps)))
         values.append((Key(f"{metric}_places", budget, layer + 1, against), moved))
     return values
+
+
+def draw_analysis(measures: list[dict[str, Any]], *, title: str) -> "Figure":
+    """A panel for each metric that was measured."""
+    budgets = sorted({measure["budget"] for measure in measures})
+    colours = dict(zip(budgets, ramp_colours(len(budgets)), strict=True))
+    panels = []
+    for shown in SHOWN:
+        found = [measure for measure in measures if measure["metric"] == shown.metric]
+        for against in dict.fromkeys(m["against"] for m in found if m["against"] not in BASELINES):
+            if shown.metric.startswith("budget_"):  # each budget has its own next one: one panel for all
+                panels.append(_panel(shown, found, colours))
+                break
+            chosen = [m for m in found if m["against"] in (against, *BASELINES)]
+            panels.append(_panel(shown._replace(title=shown.title.format(against=against)), chosen, colours))
+    return draw_panels(panels, title=title, columns=4, note="Error bars: standard error over images.")
+
+
+def _panel(shown: Shown, measures: list[dict[str, Any]], colours: dict[int, str]) -> Panel:
+    curves = []
+    for dashed in (False, True):
+        for budget, colour in colours.items():
+            rows = [m for m in measures if m["budget"] == budget and (m["against"] in BASELINES) == dashed]
+            rows.sort(key=lambda row: int(row["layer"]))
+            if rows:
+                name = "" if dashed else f"{budget} cores"
+                x, y = [float(row["layer"]) for row in rows], [float(row["value"]) for row in rows]
+                errors = [float(row["error"] or 0.0) for row in rows]
+                curves.append(Curve(name, x, y, errors, colour, dashed=dashed, marker="" if dashed else "o"))
+    ticks = sorted({x for curve in curves for x in curve.x})
+    return Panel(shown.title, curves, "layer", shown.label, x_ticks=ticks)

@@ -1,12 +1,16 @@
-"""What every figure takes: models by name, images by path, numbers with commas between them.
+"""What every figure takes: models by name, images by path, numbers with commas between them, core traces.
 
 An image is seen as in validation: short side to 9/8 of the resolution, centre crop. What a model sees is
 what a picture shows.
+
+Shapes: L layers, C cores, N patches, D width.
 """
 
 import textwrap
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -16,25 +20,52 @@ from torch import Tensor
 from veca.backbones.models import ProbedModel, open_model
 from veca.backbones.networks import VecaNetwork
 from veca.backbones.types import ProbeFeatures
+from veca.data.augment import View, centre_view, draw_view, render_pixels, sample_generator
+from veca.data.decode import BadImage, Pixels, decode_pixels
 from veca.data.folders import check_regular, list_files, read_named
-from veca.data.views import normalise
+from veca.data.views import centre_crop, normalise
 from veca.model import Veca
 from veca.model.veca import Trace
+from veca.probes.datasets.pairs import FolderPairs, Meaning, Pair
 from veca.probes.settings import Names, Numbers, side_step, split_names
 from veca.probes.types import Item
-from veca.probes.views import CentreView
+from veca.probes.views import LABELS_PER_PATCH, Window, sample_target
+from veca.utils.precision import choose_device
+
+T = TypeVar("T")
 
 
-class Sight(NamedTuple):
-    """One image as a model sees it."""
+class CoreTrace(NamedTuple):
+    """What the cores do with one image at one budget."""
+
+    cores: Tensor  # (L, C, D), the residual stream after each layer
+    maps: Tensor  # (L, C, N), contributions of the patches
+    places: Tensor  # (L, C, 2) in [-1, 1]²
+    grid: tuple[int, int]
+
+
+class Scene(NamedTuple):
+    """An image with its mask, if there is one."""
 
     name: str
-    pixels: NDArray[np.uint8]  # (3, R, R)
+    pixels: Pixels
+    mask: NDArray[np.generic] | None
 
-    @property
-    def picture(self) -> NDArray[np.uint8]:
-        """(R, R, 3), to be shown."""
-        return self.pixels.transpose(1, 2, 0)
+    def plain(self, resolution: int) -> View:
+        return centre_view(size=self.pixels.size, resolution=resolution)
+
+    def augmented(self, resolution: int, *, number: int, seed: int) -> View:
+        """A training view, the same one for every model and budget."""
+        rng = sample_generator(seed, number, self.name)
+        return draw_view(rng, size=self.pixels.size, resolution=resolution)
+
+    def labels(self, view: View, grid: tuple[int, int]) -> NDArray[np.int64]:
+        """Mask values at LABELS_PER_PATCH² points of each patch: (N, points)."""
+        assert self.mask is not None
+        window = Window(view.width, view.height, view.left, view.top, view.resolution, view.resolution)
+        per, (rows, cols) = LABELS_PER_PATCH, grid
+        found = sample_target(self.mask, window, grid=(per * rows, per * cols)).astype(np.int64)
+        return found.reshape(rows, per, cols, per).swapaxes(1, 2).reshape(rows * cols, per * per)
 
 
 def open_models(model: Names) -> list[ProbedModel]:
@@ -42,7 +73,7 @@ def open_models(model: Names) -> list[ProbedModel]:
     specs = split_names(model)
     if not specs:
         raise ValueError("model must name at least one model; got nothing. Try random:tiny.")
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = choose_device()
     return [open_model(spec).to(device) for spec in specs]
 
 
@@ -75,10 +106,13 @@ def find_images(image: Names) -> list[Path]:
     return found
 
 
-def see(path: Path, *, resolution: int) -> Sight:
-    """The validation view of an image file."""
-    item = Item(str(path), read_named(path), 0)
-    return Sight(path.stem, CentreView(resolution).views(item)[0].pixels)
+def read_view(path: Path, *, resolution: int) -> Tensor:
+    """The validation view of an image file: uint8 (1, 3, R, R)."""
+    data = read_named(path)
+    try:
+        return torch.from_numpy(centre_crop(decode_pixels(data), resolution=resolution))[None]
+    except BadImage as error:
+        raise ValueError(f"{path}: {error}. Replace or remove it.") from None
 
 
 def fit_side(model: ProbedModel, resolution: int) -> int:
@@ -104,16 +138,11 @@ def parse_numbers(key: str, value: Numbers, *, default: list[int]) -> list[int]:
 def choose_budgets(model: Veca, budgets: Numbers) -> list[int]:
     """The budgets asked for, or the smallest and its doubles: 8, 16, 32, 64."""
     known = model.budgets
-    chosen = parse_numbers("budgets", budgets, default=[b for b in known if _is_double(b // known[0])])
+    chosen = parse_numbers("budgets", budgets, default=[b for b in known if (b // known[0]).bit_count() == 1])
     wrong = [str(budget) for budget in chosen if budget not in known]
     if wrong:
         raise ValueError(f"budgets must be among {', '.join(map(str, known))}; got {', '.join(wrong)}.")
     return chosen
-
-
-def as_batch(*sights: Sight) -> Tensor:
-    """Sights of one resolution as uint8 images (B, 3, R, R)."""
-    return torch.from_numpy(np.stack([sight.pixels for sight in sights]))
 
 
 def trace_images(model: Veca, images: Tensor, *, budget: int) -> Trace:
@@ -127,9 +156,9 @@ def trace_images(model: Veca, images: Tensor, *, budget: int) -> Trace:
     return Trace(features, places.float().cpu(), contributions.float().cpu())
 
 
-def dense_features(model: ProbedModel, sight: Sight, *, budget: int | None) -> tuple[Tensor, ProbeFeatures]:
+def dense_features(model: ProbedModel, view: Tensor, *, budget: int | None) -> tuple[Tensor, ProbeFeatures]:
     """Patches (N, D) of one image, and all of its features, on the CPU."""
-    features = model.at(budget if model.budgets else None)(as_batch(sight))
+    features = model.at(budget if model.budgets else None)(view)
     if features.patches is None:
         raise ValueError(f"{model.name} has no dense features to show.")
     features = features._replace(cls=features.cls.cpu(), patches=features.patches.cpu())
@@ -137,5 +166,37 @@ def dense_features(model: ProbedModel, sight: Sight, *, budget: int | None) -> t
     return features.patches[0], features
 
 
-def _is_double(number: int) -> bool:
-    return number & (number - 1) == 0
+def trace_cores(model: Veca, scene: Scene, views: list[View], *, budget: int) -> list[CoreTrace]:
+    """What the cores do with each of the views, which have one resolution."""
+    images = torch.from_numpy(np.stack([render_pixels(scene.pixels, view) for view in views]))
+    after: list[Tensor] = []
+    with ExitStack() as hooks:
+        for block in model.blocks:
+            handle = block.register_forward_hook(
+                lambda _, __, out: after.append(out[:, :budget].float().cpu())
+            )
+            hooks.callback(handle.remove)
+        features, places, contributions = trace_images(model, images, budget=budget)
+    cores = torch.stack(after)
+    return [
+        CoreTrace(cores[:, i], contributions[:, i], places[:, i], features.grid) for i in range(len(views))
+    ]
+
+
+def open_scenes(images: str, masks: Path | None, *, count: int) -> Iterator[Scene]:
+    """`count` images of a folder, evenly spread over their names; with masks, those of the same names."""
+    if masks is None:
+        paths = find_images(images)
+        items: Iterator[Item] = (Item(str(path), read_named(path), 0) for path in _spread(paths, count))
+    else:
+        folders = Pair(str(Path(images).absolute()), str(masks.absolute()))
+        split = FolderPairs({"all": folders}, Meaning())(Path()).splits["all"]
+        items = (split[place] for place in _spread(list(range(len(split))), count))
+    for item in items:
+        mask = item.target if isinstance(item.target, np.ndarray) else None
+        yield Scene(item.name, decode_pixels(item.image), mask)
+
+
+def _spread(things: list[T], count: int) -> list[T]:
+    places = np.linspace(0, len(things) - 1, min(count, len(things))).round().astype(int)
+    return [things[place] for place in places]

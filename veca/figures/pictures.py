@@ -1,6 +1,6 @@
 """Pictures of one or more images as models see them: the verbs `veca figures contributions|cores|…`.
 
-Each reads models and images, turns features and traces into arrays (maps.py, colours.py) and lays them out
+Each reads models and images, turns features and traces into arrays (veca.utils.maps) and lays them out
 (sheet.py). Shapes: N patches, C cores, L layers, D width.
 """
 
@@ -12,26 +12,22 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from veca.backbones.models import ProbedModel
-from veca.figures import sheet
-from veca.figures.colours import Method, choose_method, joint_colours
 from veca.figures.inputs import (
-    Sight,
-    as_batch,
     choose_budgets,
     dense_features,
     find_images,
     fit_side,
     open_models,
     parse_numbers,
-    see,
+    read_view,
     short_name,
     trace_images,
     veca_of,
 )
-from veca.figures.sheet import Row, Tile, check_out, draw_sheet, save
+from veca.figures.sheet import PATH_RAMP, TILE, Row, Tile, check_out, draw_sheet, save
 from veca.model import Veca
 from veca.probes.settings import Names, Numbers, split_names
-from veca.utils.maps import Array, core_paths, cosine_map, patch_at, similarity_map
+from veca.utils.maps import Array, Method, choose_method, core_paths, cosine_map, joint_colours, patch_at
 from veca.utils.progress import progress_bar
 
 COSINE = "cosine"
@@ -63,29 +59,26 @@ def contributions(
     """
     check_out(out)
     method = choose_method(method)
+    models, files = open_models(model), find_images(image)
+    wanted = [(probed, budget) for probed in models for budget in choose_budgets(veca_of(probed), budgets)]
+    depth = max(veca_of(probed).size.depth for probed in models)
     rows: list[Row] = []
-    models, paths = open_models(model), find_images(image)
-    chosen = [choose_budgets(veca_of(probed), budgets) for probed in models]
-    with progress_bar("contributions", sum(map(len, chosen)), unit="embedding") as bar:
-        for probed, each in zip(models, chosen, strict=True):
-            veca = veca_of(probed)
-            sights = [see(path, resolution=fit_side(probed, resolution)) for path in paths]
-            for budget in each:
-                maps = [patch_profiles(veca, sight, budget=budget) for sight in sights]
-                colours = iter(
-                    joint_colours([layer for layers in maps for layer in layers], method=method, seed=seed)
-                )
-                for sight in sights:
-                    tiles = [Tile(_square(next(colours))) for _ in range(veca.size.depth - 1)]
-                    label = _label(probed, models, f"{budget} cores")
-                    rows.append(Row(label, [Tile(sight.picture), *tiles]))
-                bar.update()
-    depth = max(len(row.tiles) for row in rows)
-    columns = ["image", *(f"layer {number}" for number in range(2, depth + 1))]
+    with progress_bar("contributions", len(wanted), unit="embedding") as bar:
+        for probed, budget in wanted:
+            views = [read_view(path, resolution=fit_side(probed, resolution)) for path in files]
+            maps = [patch_profiles(veca_of(probed), view, budget=budget) for view in views]
+            colours = iter(
+                joint_colours([part for layers in maps for part in layers], method=method, seed=seed)
+            )
+            for view, layers in zip(views, maps, strict=True):
+                tiles: list[Tile | None] = [_photo(view), *(Tile(_square(next(colours))) for _ in layers)]
+                tiles += [None] * (depth - len(tiles))
+                rows.append(Row(_label(probed, models, f"{budget} cores"), tiles))
+            bar.update()
     figure = draw_sheet(
-        [row._replace(tiles=row.tiles + [None] * (depth - len(row.tiles))) for row in rows],
+        rows,
         title="Output contributions of patches to cores",
-        columns=columns,
+        columns=["image", *(f"layer {number}" for number in range(2, depth + 1))],
         note=f"A patch's contributions to all active cores as colour; one {method.upper()} per budget.",
     )
     save(figure, out)
@@ -119,16 +112,11 @@ def cores(
         active = budget or veca.size.num_cores
         if max(chosen) >= active:
             raise ValueError(f"cores must be below the budget, {active}; got {max(chosen)}.")
-        sight = see(path, resolution=fit_side(probed, resolution))
-        features, places, _ = trace_images(veca, as_batch(sight), budget=active)
-        marks = (places[-1, 0] + 1).div(2).numpy()
-        tiles = [
-            Tile(
-                cosine_map(features.patches[0], features.cores[0, core]).reshape(features.grid), marks[[core]]
-            )
-            for core in chosen
-        ]
-        rows.append(Row(_label(probed, models, sight.name), [Tile(sight.picture), *tiles], COSINE))
+        view = read_view(path, resolution=fit_side(probed, resolution))
+        features, places, _ = trace_images(veca, view, budget=active)
+        patches, tokens, marks = features.patches[0], features.cores[0], (places[-1, 0] + 1).div(2).numpy()
+        tiles = [Tile(_square(cosine_map(patches, tokens[core])), marks[[core]]) for core in chosen]
+        rows.append(Row(_label(probed, models, path.stem), [_photo(view), *tiles], COSINE))
     columns = ["image", *(f"core {core}" + " (CLS)" * (core == 0) for core in chosen)]
     save(draw_sheet(rows, title="Core-to-patch similarity", columns=columns), out)
 
@@ -153,25 +141,17 @@ def similarity(
         resolution: Side in pixels of what the models see.
     """
     check_out(out)
-    places = _parse_points(points)
+    marks = np.array(_parse_points(points), dtype=np.float32)
     models = open_models(model)
     rows = []
-    for path in find_images(image):
-        for probed in models:
-            sight = see(path, resolution=fit_side(probed, resolution))
-            patches, features = dense_features(probed, sight, budget=budget)
-            tiles = [
-                Tile(
-                    similarity_map(patches, patch_at(x, y, size=(1, 1), grid=features.grid)).reshape(
-                        features.grid
-                    ),
-                    np.array([(x, y)], dtype=np.float32),
-                )
-                for x, y in places
-            ]
-            shown = Tile(sight.picture, np.array(places, dtype=np.float32))
-            rows.append(Row(_label(probed, models, sight.name), [shown, *tiles], COSINE))
-    columns = ["image", *(f"from {x:g}, {y:g}" for x, y in places)]
+    for path, probed in ((path, probed) for path in find_images(image) for probed in models):
+        view = read_view(path, resolution=fit_side(probed, resolution))
+        patches, features = dense_features(probed, view, budget=budget)
+        chosen = [patches[patch_at(x, y, size=(1, 1), grid=features.grid)] for x, y in marks]
+        maps = [_square(cosine_map(patches, token)) for token in chosen]
+        tiles = [Tile(found, marks[[place]]) for place, found in enumerate(maps)]
+        rows.append(Row(_label(probed, models, path.stem), [_photo(view, marks), *tiles], COSINE))
+    columns = ["image", *(f"from {x:g}, {y:g}" for x, y in marks)]
     save(draw_sheet(rows, title="Patch-to-patch similarity", columns=columns), out)
 
 
@@ -200,20 +180,19 @@ def dense(
     method = choose_method(method)
     sides = parse_numbers("resolutions", resolutions, default=[256, 512, 768, 1024])
     models = open_models(model)
-    rows = []
     wanted = [(path, probed) for path in find_images(image) for probed in models]
+    rows = []
     with progress_bar("dense", len(wanted), unit="embedding") as bar:
         for path, probed in wanted:
-            sights = [see(path, resolution=fit_side(probed, side)) for side in sides]
-            found = [dense_features(probed, sight, budget=budget) for sight in sights]
+            views = [read_view(path, resolution=fit_side(probed, side)) for side in sides]
+            found = [dense_features(probed, view, budget=budget) for view in views]
             colours = joint_colours([patches for patches, _ in found], method=method, seed=seed)
-            shown = Tile(sights[-1].picture)
-            name = _label(probed, models, "features")
-            rows.append(Row(name, [shown, *(Tile(_square(part)) for part in colours)]))
+            tiles = [Tile(_square(part)) for part in colours]
+            rows.append(Row(_label(probed, models, "features"), [_photo(views[-1]), *tiles]))
             if all(features.cls.shape[1] == patches.shape[1] for patches, features in found):
-                tiles = [Tile(cosine_map(p, f.cls[0]).reshape(f.grid)) for p, f in found]
+                maps = [Tile(_square(cosine_map(p, f.cls[0]))) for p, f in found]
                 word = "CLS" if found[0][1].has_cls else "mean"
-                rows.append(Row(f"{word} to patch", [None, *tiles], COSINE))
+                rows.append(Row(f"{word} to patch", [None, *maps], COSINE))
             bar.update()
     figure = draw_sheet(
         rows,
@@ -242,41 +221,32 @@ def paths(
         resolution: Side in pixels of what the model sees.
     """
     check_out(out)
-    from matplotlib.figure import Figure
-
     (probed,) = open_models([model])
-    veca, files = veca_of(probed), find_images(image)
+    veca, rows = veca_of(probed), []
     chosen = choose_budgets(veca, budgets)
-    tile = 2 * sheet.TILE
-    width, height = tile * len(chosen) + 0.9, tile * len(files) + 0.7
-    figure = Figure(figsize=(width, height))
-    edges = {"left": 0.02, "right": 1 - 0.85 / width, "top": 1 - 0.6 / height, "bottom": 0.1 / height}
-    axes = figure.subplots(
-        len(files), len(chosen), squeeze=False, gridspec_kw={**edges, "wspace": 0.04, "hspace": 0.04}
-    )
-    for path, row in zip(files, axes, strict=True):
-        sight = see(path, resolution=fit_side(probed, resolution))
-        for budget, axis in zip(chosen, row, strict=True):
-            places = trace_images(veca, as_batch(sight), budget=budget).places[:, 0]
-            size = sight.picture.shape[1], sight.picture.shape[0]
-            sheet.draw_paths(axis, sight.picture, core_paths(places, size=size) - 0.5, numbered=budget <= 16)
-    for budget, axis in zip(chosen, axes[0], strict=True):
-        axis.set_title(f"{budget} cores", fontsize=9, pad=3)
-    sheet.add_bar(figure, axes[0, -1], low=1, high=veca.size.depth, label="layer", ramp=sheet.PATH_RAMP)
-    figure.suptitle(f"Core places from layer to layer, {short_name(probed)}", x=0.02, ha="left", fontsize=11)
-    save(figure, out)
+    for path in find_images(image):
+        view = read_view(path, resolution=fit_side(probed, resolution))
+        traces = [trace_images(veca, view, budget=budget).places[:, 0] for budget in chosen]
+        tiles = [_photo(view)._replace(paths=core_paths(places, size=(1, 1))) for places in traces]
+        rows.append(Row("", tiles, "layer", (1, veca.size.depth), PATH_RAMP))
+    title = f"Core places from layer to layer, {short_name(probed)}"
+    save(draw_sheet(rows, title=title, columns=[f"{budget} cores" for budget in chosen], side=2 * TILE), out)
 
 
-def patch_profiles(model: Veca, sight: Sight, *, budget: int) -> list[Tensor]:
+def patch_profiles(model: Veca, view: Tensor, *, budget: int) -> list[Tensor]:
     """Each patch's contributions to the cores, L2-normalised, of layers 2…L: (N, C) each (method §6)."""
-    shares = trace_images(model, as_batch(sight), budget=budget).contributions[1:, 0]  # (L − 1, C, N)
+    shares = trace_images(model, view, budget=budget).contributions[1:, 0]  # (L − 1, C, N)
     return list(F.normalize(shares.transpose(1, 2), dim=-1, eps=torch.finfo(shares.dtype).tiny))
 
 
-def _square(colours: Array) -> Array:
-    """Colours (N, 3) of a square view as a picture."""
-    side = round(len(colours) ** 0.5)
-    return colours.reshape(side, side, 3)
+def _photo(view: Tensor, marks: Array | None = None) -> Tile:
+    return Tile(view[0].permute(1, 2, 0).numpy(), marks)
+
+
+def _square(values: Array) -> Array:
+    """Values (N, …) of the patches of a square view as a picture."""
+    side = round(len(values) ** 0.5)
+    return values.reshape(side, side, *values.shape[1:])
 
 
 def _label(model: ProbedModel, models: list[ProbedModel], text: str) -> str:

@@ -4,6 +4,7 @@ Figures are objects of their own (no pyplot, no global state); PNG and SVG follo
 file appears whole or not at all, and the same figure gives the same bytes.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,6 +23,7 @@ SUFFIXES = (".png", ".svg")
 RAMP = "viridis"  # even in lightness, and told apart with any colour vision
 PATH_RAMP = "viridis_r"  # the last layer dark on a faded picture
 TILE = 1.5  # inches
+NUMBERED = 16  # cores at most, for numbers at their paths
 _DOTS_PER_INCH = 200
 
 
@@ -30,14 +32,17 @@ class Tile(NamedTuple):
 
     pixels: NDArray[Any]
     marks: NDArray[np.float32] | None = None  # (K, 2): x and y as shares of the tile
+    paths: NDArray[np.float32] | None = None  # (C, L, 2) likewise: places of cores, layer by layer
 
 
 class Row(NamedTuple):
-    """Tiles beside a label; with values among them, `scale` names what they are."""
+    """Tiles beside a label; `scale` names what their values, or the colours of their paths, are."""
 
     label: str
-    tiles: list[Tile | None]  # None stays empty
+    tiles: Sequence[Tile | None]  # None stays empty
     scale: str = ""
+    limits: tuple[float, float] | None = None  # of the scale; by default those of the values
+    ramp: str = RAMP
 
 
 class Curve(NamedTuple):
@@ -84,22 +89,17 @@ def save(figure: "Figure", out: Path) -> None:
     print(out)
 
 
-def draw_sheet(rows: list[Row], *, title: str, columns: list[str], note: str = "") -> "Figure":
+def draw_sheet(
+    rows: list[Row], *, title: str, columns: list[str], note: str = "", side: float = TILE
+) -> "Figure":
     """Tiles in rows and columns, with titles above the first row and a colour bar beside each scale."""
     from matplotlib.figure import Figure
 
     left, right, top, bottom = 0.55, 0.75, 0.62, 0.35 if note else 0.1
-    width, height = left + right + TILE * len(columns), top + bottom + TILE * len(rows)
+    width, height = left + right + side * len(columns), top + bottom + side * len(rows)
     figure = Figure(figsize=(width, height))
-    edges = {
-        "left": left / width,
-        "right": 1 - right / width,
-        "top": 1 - top / height,
-        "bottom": bottom / height,
-    }
-    axes = figure.subplots(
-        len(rows), len(columns), squeeze=False, gridspec_kw={**edges, "wspace": 0.05, "hspace": 0.05}
-    )
+    figure.subplots_adjust(left / width, bottom / height, 1 - right / width, 1 - top / height, 0.05, 0.05)
+    axes = figure.subplots(len(rows), len(columns), squeeze=False)
     figure.suptitle(title, x=left / width, y=1 - 0.12 / height, ha="left", va="top", fontsize=11)
     figure.text(left / width, 0.1 / height, note, fontsize=7.5, color="0.35")
     for row, cells in zip(rows, axes, strict=True):
@@ -131,48 +131,6 @@ def draw_panels(panels: list[Panel], *, title: str, columns: int, note: str = ""
     return figure
 
 
-def draw_paths(
-    axis: "Axes", picture: NDArray[np.uint8], paths: NDArray[np.float32], *, numbered: bool
-) -> None:
-    """Paths (C, L, 2) in pixels over a faded picture: a dot per layer, light to dark, core 0 in a ring."""
-    axis.imshow(255 - (255 - picture.mean(-1)) * 0.45, cmap="gray", vmin=0, vmax=255)
-    axis.set(xticks=[], yticks=[])
-    layers = np.tile(np.arange(paths.shape[1]), (len(paths), 1))
-    axis.plot(*paths.transpose(2, 1, 0), color="0.25", linewidth=0.6, zorder=2)
-    axis.scatter(paths[..., 0], paths[..., 1], c=layers, cmap=PATH_RAMP, s=9, linewidths=0, zorder=3)
-    axis.scatter(
-        paths[:1, -1, 0],
-        paths[:1, -1, 1],
-        s=60,
-        facecolors="none",
-        edgecolors=COLOURS[1],
-        linewidths=1.5,
-        zorder=4,
-    )
-    for core, (x, y) in enumerate(paths[:, -1] if numbered else ()):
-        axis.annotate(str(core), (x, y), xytext=(3, 3), textcoords="offset points", fontsize=6)
-
-
-def add_bar(figure: "Figure", axis: "Axes", *, low: float, high: float, label: str, ramp: str = RAMP) -> None:
-    """A colour bar beside an axis, outside of it."""
-    from matplotlib.cm import ScalarMappable
-    from matplotlib.colors import Normalize
-    from matplotlib.ticker import MaxNLocator
-
-    box = axis.get_position()
-    place = (
-        box.x1 + 0.12 / figure.get_figwidth(),
-        box.y0 + 0.1 * box.height,
-        0.08 / figure.get_figwidth(),
-        0.8 * box.height,
-    )
-    bar = figure.colorbar(ScalarMappable(Normalize(low, high), ramp), cax=figure.add_axes(place))
-    if isinstance(low, int):  # whole numbers, as layers
-        bar.ax.yaxis.set_major_locator(MaxNLocator(integer=True))
-    bar.ax.tick_params(labelsize=6, length=2)
-    bar.set_label(label, fontsize=7)
-
-
 def ramp_colours(count: int) -> list[str]:
     """Colours for ordered things, dark to light, without the palest."""
     from matplotlib import colormaps
@@ -182,28 +140,59 @@ def ramp_colours(count: int) -> list[str]:
 
 
 def _draw_row(figure: "Figure", row: Row, axes: "list[Axes]") -> None:
-    values = [tile.pixels for tile in row.tiles if tile is not None and tile.pixels.ndim == 2]
+    values = [tile.pixels.ravel() for tile in row.tiles if tile is not None and tile.pixels.ndim == 2]
     # The outermost hundredth shall not take the contrast from the rest.
-    low, high = np.quantile(np.concatenate([v.ravel() for v in values]), (0.01, 0.99)) if values else (0, 1)
+    ends = np.quantile(np.concatenate(values), (0.01, 0.99)) if values else (0, 1)
+    low, high = row.limits or (ends[0], max(ends[1], ends[0] + 1e-9))
     for tile, axis in zip(row.tiles, axes, strict=True):
         axis.set(xticks=[], yticks=[])
         for spine in axis.spines.values():
             spine.set_visible(False)
         if tile is not None:
-            _draw_tile(axis, tile, low, max(high, low + 1e-9))
+            _draw_tile(axis, tile, low, high)
     axes[0].set_ylabel(row.label, fontsize=8.5)
-    if values:
-        add_bar(figure, axes[-1], low=low, high=max(high, low + 1e-9), label=row.scale)
+    if row.scale:
+        _add_bar(figure, axes[-1], low, high, row)
 
 
 def _draw_tile(axis: "Axes", tile: Tile, low: float, high: float) -> None:
-    extent = (0.0, 1.0, 1.0, 0.0)
-    axis.imshow(tile.pixels, cmap=RAMP, vmin=low, vmax=high, extent=extent, interpolation="nearest")
+    pixels, ramp = tile.pixels, RAMP
+    if tile.paths is not None:  # the picture is only behind them
+        pixels, ramp, low, high = 255 - (255 - pixels.mean(-1)) * 0.45, "gray", 0, 255
+    axis.imshow(pixels, cmap=ramp, vmin=low, vmax=high, extent=(0, 1, 1, 0), interpolation="nearest")
     if tile.marks is not None:
         x, y = tile.marks.T
         axis.scatter(x, y, marker="+", s=60, c="black", linewidths=2.6)
         axis.scatter(x, y, marker="+", s=50, c="white", linewidths=1.3)
-        axis.set(xlim=(0, 1), ylim=(1, 0))
+    if tile.paths is not None:
+        _draw_paths(axis, tile.paths)
+    axis.set(xlim=(0, 1), ylim=(1, 0))
+
+
+def _draw_paths(axis: "Axes", paths: NDArray[np.float32]) -> None:
+    """A dot per layer, light to dark, core 0 in a ring; few cores have their numbers."""
+    (x, y), layers = paths.transpose(2, 0, 1), np.tile(np.arange(paths.shape[1]), (len(paths), 1))
+    axis.plot(x.T, y.T, color="0.25", linewidth=0.6, zorder=2)
+    axis.scatter(x, y, c=layers, cmap=PATH_RAMP, s=9, linewidths=0, zorder=3)
+    ring = axis.scatter(x[:1, -1], y[:1, -1], s=60, facecolors="none", linewidths=1.5, zorder=4)
+    ring.set_edgecolor(COLOURS[1])
+    for core, place in enumerate(paths[:, -1] if len(paths) <= NUMBERED else ()):
+        axis.annotate(str(core), place, xytext=(3, 3), textcoords="offset points", fontsize=6)
+
+
+def _add_bar(figure: "Figure", axis: "Axes", low: float, high: float, row: Row) -> None:
+    """A colour bar beside a row, outside of it."""
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import Normalize
+    from matplotlib.ticker import MaxNLocator
+
+    box, width = axis.get_position(), figure.get_figwidth()
+    place = (box.x1 + 0.12 / width, box.y0 + 0.1 * box.height, 0.08 / width, 0.8 * box.height)
+    bar = figure.colorbar(ScalarMappable(Normalize(low, high), row.ramp), cax=figure.add_axes(place))
+    if row.limits is not None:  # whole numbers, as layers
+        bar.ax.yaxis.set_major_locator(MaxNLocator(integer=True))
+    bar.ax.tick_params(labelsize=6, length=2)
+    bar.set_label(row.scale, fontsize=7)
 
 
 def _draw_panel(axis: "Axes", panel: Panel, *, legend: bool) -> None:

@@ -12,11 +12,10 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from veca.figures.colours import joint_colours
 from veca.report.tables import html_table
 from veca.train.snapshots import Snapshot
 from veca.utils.chart import COLOURS, Line, legend, number
-from veca.utils.maps import Array, core_paths
+from veca.utils.maps import Array, core_paths, joint_colours
 
 MAX_STEPS = 6
 NUM_CORES = len(COLOURS)
