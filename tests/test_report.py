@@ -15,9 +15,20 @@ from PIL import Image
 
 from veca.probes.results import Cell, Results, write_results
 from veca.report import report
-from veca.report.sights import MAX_STEPS, spread, step_colours
+from veca.report.build import run_name
+from veca.report.views import MAX_STEPS, spread, step_colours
 from veca.train.snapshots import Snapshot, write_snapshot
-from veca.utils.chart import COLOURS, MAX_POINTS, Line, bar_chart, line_chart, thin, ticks
+from veca.utils.chart import (
+    BASELINES,
+    COLOURS,
+    MAX_POINTS,
+    Line,
+    bar_chart,
+    coloured,
+    line_chart,
+    thin,
+    ticks,
+)
 
 VOID = {"meta", "br", "hr", "img", "link"}
 HOSTILE = "</pre><script>alert(1)</script><img src=x onerror='a'>"
@@ -34,6 +45,7 @@ class Page(HTMLParser):
         self.words: list[str] = []
         self.cells: list[str] = []
         self.ids: list[str] = []
+        self.titles: list[str] = []  # of the sections
         self.feed(text)
         self.close()
         assert self.open == []
@@ -54,6 +66,8 @@ class Page(HTMLParser):
 
     def handle_data(self, data: str) -> None:
         self.words.append(data)
+        if self.open[-1:] == ["h2"]:
+            self.titles.append(data)
         if self.open[-1:] in (["td"], ["strong"]):
             self.cells.append(data)
 
@@ -132,7 +146,7 @@ def test_numbers_of_the_run_are_there(tmp_path: Path, capsys: pytest.CaptureFixt
         "Budgets drawn",
     ):
         assert caption in page.words
-    assert "Elastic curve: one model, every budget" in page.words
+    assert "demo: final validation loss at every budget" in page.words
     assert page.words.count("50 %") == 2  # half the steps at each budget
 
 
@@ -163,14 +177,88 @@ def test_two_stages_in_order(tmp_path: Path) -> None:
     write_stage(tmp_path / "pretrain", budgets=(64,))
     (tmp_path / "checkpoints").mkdir()
     page = make_page(tmp_path)
-    assert [word for word in page.words if word in ("pretrain", "multires", "checkpoints")] == [
-        "pretrain",
-        "multires",
-    ]
-    assert page.tags.count("section") == 3
+    titles = ["Verdict", "Training: pretrain", "Training: multires", "Environment of this report"]
+    assert page.titles == titles
     assert "256 px" in page.cells
     assert "384 px" in page.cells
-    assert page.words.count("Elastic curve: one model, every budget") == 1  # one budget makes no curve
+    assert "multires: final validation loss at every budget" in page.words  # the last stage's
+
+
+@pytest.mark.parametrize(
+    ("losses", "constant", "sentence"),
+    [
+        (
+            {256: (0.4, 0.3), 512: (0.45, 0.2)},
+            0.5,
+            "beats the constant at every resolution and budget: best 60.0 % below it (512 px, budget 64), "
+            "worst 10.0 % below it (512 px, budget 8); a larger budget is nowhere worse.",
+        ),
+        (
+            {256: (0.4, 0.6)},
+            0.5,
+            "beats the constant in 1 of 2 cases (resolution × budget): best 20.0 % below it (256 px, "
+            "budget 8), worst 20.0 % above it (256 px, budget 64); in 1 of 1 steps a larger budget is worse, "
+            "most at 256 px: 0.6 with 64 cores, 0.4 with 8.",
+        ),
+        (
+            {256: (0.6, math.nan)},
+            0.5,
+            "beats the constant nowhere: best 20.0 % above it (256 px, budget 8), worst not finite (256 px, "
+            "budget 64); in 1 of 1 steps a larger budget is worse, most at 256 px: inf with 64 cores, "
+            "0.6 with 8.",
+        ),
+        (
+            {256: (0.6, 0.5)},
+            None,
+            "no constant to compare the student with; a larger budget is nowhere worse.",
+        ),
+    ],
+)
+def test_the_verdict_comes_first(
+    tmp_path: Path, losses: dict[int, tuple[float, float]], constant: float | None, sentence: str
+) -> None:
+    lines = ["step,name,value", "9,train/loss,0.5"]
+    for side, pair in losses.items():
+        lines += [f"9,val/r{side}/b{budget}/loss,{loss}" for budget, loss in zip((8, 64), pair, strict=True)]
+        lines += [] if constant is None else [f"9,val/r{side}/constant/loss,{constant}"]
+    (tmp_path / "metrics.csv").write_text("\n".join(lines) + "\n")
+    page = make_page(tmp_path)
+    assert page.titles[:2] == ["Verdict", "Training"]
+    said = [word for word in page.words if sentence in word]
+    assert len(said) == 1
+    assert page.text.index("Verdict") < page.text.index(said[0]) < page.text.index("val loss")
+
+
+def test_a_run_has_the_name_of_what_it_is() -> None:
+    assert run_name(Path("/somewhere/demo/run")) == "demo"
+    assert run_name(Path("/somewhere/runs/small")) == "small"
+
+
+def test_probes_come_in_the_order_of_the_work_and_numbers_are_rounded(tmp_path: Path) -> None:
+    run = write_stage(tmp_path / "run")
+    for name in ("depth", "linear", "other", "knn", "segment"):
+        cells = [Cell(kind, budget, 64, {"top-1": 0.5}) for kind in ("model",) for budget in (8, 64)]
+        cells += [Cell("raw pixels", None, 64, {"top-1": 0.25})]
+        cells += [Cell("random weights", budget, 64, {"top-1": 0.3}) for budget in (8, 64)][: name != "knn"]
+        settings = {"max_depth": 5.871000289916992, "rates": [1e-3, 0.30000000000000004]}
+        write_results(run / f"{name}.json", Results(name, "m", "d", ["top-1"], cells, settings))
+    page = make_page(run)
+    assert page.titles == ["Verdict", "Training", "Probes", "Environment of this report"]
+    probes = [word.removeprefix("Probe: ") for word in page.words if word.startswith("Probe: ")]
+    assert probes == ["knn", "linear", "segment", "depth", "other"]
+    assert "max_depth = 5.871, rates = 0.001, 0.3" in page.text
+    text = (run / "report.html").read_text(encoding="utf-8")
+    legends = re.findall(r"solid|dashed (#\w+)\"></i>raw pixels, 64 px", text)
+    assert [colour for colour in legends if colour] == [BASELINES["raw pixels"]] * 5
+
+
+def test_baselines_keep_their_colour_and_leave_the_palette_alone() -> None:
+    names = ["random weights, 64 px", "model, 64 px", "constant", "raw pixels", "model, 128 px"]
+    colours = [line.colour for line in coloured([Line(name, []) for name in names])]
+    assert (colours[1], colours[4]) == COLOURS[:2]
+    assert [colours[0], *colours[2:4]] == [
+        BASELINES[name] for name in ("random weights", "constant", "raw pixels")
+    ]
 
 
 def test_probe_tables(tmp_path: Path) -> None:

@@ -6,12 +6,15 @@ Positions are in the units of the view box; the page scales it to the width ther
 import math
 from collections.abc import Sequence
 from html import escape
+from itertools import cycle
 from typing import NamedTuple
 
 Points = list[tuple[float, float]]  # (x, y)
 
 # Okabe and Ito's palette, yellow last: it is faint on white.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#f0e442")
+# What others are measured against has one colour in every chart, outside of the palette.
+BASELINES = {"constant": "#666666", "raw pixels": "#999933", "random weights": "#882255"}
 WIDTH, HEIGHT = 480, 280
 LEFT, RIGHT, TOP, BOTTOM = 72, 12, 12, 44
 MAX_POINTS = 400  # a longer line is averaged down to this many
@@ -23,7 +26,7 @@ class Line(NamedTuple):
 
     name: str
     points: Points
-    colour: str
+    colour: str = COLOURS[0]
     dashed: bool = False
 
 
@@ -71,6 +74,16 @@ def bar_chart(counts: dict[str, int], *, x_label: str, y_label: str) -> str:
         body += _text(middle, top - 4, f"{100 * count / total:.0f} %")
         body += _text(middle, HEIGHT - BOTTOM + 15, name)
     return _frame(body, x_label, y_label)
+
+
+def coloured(lines: list[Line]) -> list[Line]:
+    """Lines in the colours of the palette, in order; baselines, `NAME` or `NAME, 64 px`, in their own."""
+    names = [line.name.partition(",")[0] for line in lines]
+    palette = cycle(COLOURS)
+    return [
+        line._replace(colour=BASELINES.get(name) or next(palette))
+        for line, name in zip(lines, names, strict=True)
+    ]
 
 
 def legend(lines: list[Line]) -> str:
