@@ -23,7 +23,7 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shuti
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium on this machine")
 
 PATIENCE = 120_000  # milliseconds
-SERVE = "import sys; from veca.page.command import page; page(sys.argv[1], port=int(sys.argv[2]))"
+SERVE = "import sys; from veca.page import page; page(sys.argv[1], port=int(sys.argv[2]))"
 
 
 class Server(NamedTuple):

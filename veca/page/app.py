@@ -15,9 +15,9 @@ from PIL import Image
 from veca.data.decode import BadImage, decode
 from veca.data.folders import read_file, read_named
 from veca.model import Veca
-from veca.page.looking import Visit, cost
 from veca.page.pictures import SHOWN, Choice, core_at, cost_table, draw_sides
 from veca.page.samples import Samples, sample_images
+from veca.page.traces import Visit, cost
 from veca.utils.precision import FLOAT32, InferencePrecision
 
 SIDES = (8, 16, 24, 32)  # of the view, in patches: 128, 256, 384 and 512 pixels
@@ -39,6 +39,41 @@ footer {display: none !important}
 .caption {min-height: 0; margin-bottom: -12px} .caption b {margin-right: .4em} .caption span {opacity: .6}
 .touch img {cursor: crosshair}
 """
+
+
+def serve(
+    model: Veca,
+    *,
+    title: str,
+    host: str,
+    port: int,
+    precision: InferencePrecision = FLOAT32,
+    wait: bool = True,
+) -> gr.Blocks:
+    """Serve until interrupted, or return at once when not to `wait`."""
+    page = build_page(model, title=title, precision=precision)
+    # Fonts of the visitor's machine: others would be fetched from elsewhere.
+    theme = gr.themes.Default(primary_hue="orange", font=["system-ui", "sans-serif"], font_mono=["monospace"])
+    try:
+        _, address, _ = page.launch(
+            server_name=host,
+            server_port=port,
+            share=False,
+            quiet=True,
+            prevent_thread_lock=True,
+            max_file_size=MAX_UPLOAD,
+            ssr_mode=False,
+            footer_links=[],
+            enable_monitoring=False,
+            theme=theme,
+            css=CSS,
+        )
+    except OSError as error:
+        raise OSError(f"port {port} cannot be used ({error}). Try --port {port + 1}.") from None
+    print(f"{address} (Ctrl-C ends it)")
+    if wait:
+        page.block_thread()
+    return page
 
 
 class Side(NamedTuple):
@@ -90,7 +125,8 @@ def _controls(model: Veca, samples: list[str]) -> Controls:
     depth, patch = model.size.depth, model.size.patch_size
     sizes = [patches * patch for patches in SIDES]
     with gr.Column(scale=2, min_width=230):
-        upload = gr.File(label="Drop an image", file_types=["image"], height=110, elem_id="upload")
+        _caption("your image", "drop a file, or click")  # above the box: gradio's label lies on its icon
+        upload = gr.File(show_label=False, file_types=["image"], height=130, elem_id="upload")
         sample = gr.Dropdown(samples, value=samples[0], label="or pick a sample")
         message = gr.HTML("", elem_id="message")
         resolution = gr.Radio(sizes, value=sizes[1], label="resolution (pixels)")
@@ -169,15 +205,15 @@ def _redraw(
     if visit is None:
         raise gr.Error("This visit has ended. Reload the page.", print_exception=False)
     chosen = [_nearest_budget(model, budget) for budget in budgets]
-    looks = [
-        visit.look(model, resolution=resolution, budget=budget, precision=precision) for budget in chosen
+    traces = [
+        visit.trace(model, resolution=resolution, budget=budget, precision=precision) for budget in chosen
     ]
     view = visit.view(resolution)
-    sides = draw_sides(view, looks, choice, num_cores=model.size.num_cores)
+    sides = draw_sides(view, traces, choice, num_cores=model.size.num_cores)
     outputs: list[Any] = [view.resize(SHOWN, Image.Resampling.BICUBIC)]
-    for look, budget, pictures in zip(looks, chosen, sides, strict=True):
+    for trace, budget, pictures in zip(traces, chosen, sides, strict=True):
         price = cost(model.size, resolution=resolution, budget=budget)
-        outputs += [cost_table(price, look, budget=budget), *pictures]
+        outputs += [cost_table(price, trace, budget=budget), *pictures]
     return outputs
 
 

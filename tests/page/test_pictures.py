@@ -1,7 +1,7 @@
 import numpy as np
 from PIL import Image
 
-from veca.utils.drawing import core_colour, draw_paths, mark_patch, mosaic, show_colours, show_heat
+from veca.page.pictures import core_colour, draw_paths, mark_patch, mosaic, show_colours, show_heat
 
 GREY = Image.new("RGB", (60, 40), (128, 128, 128))
 

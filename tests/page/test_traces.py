@@ -4,10 +4,9 @@ import torch
 from PIL import Image
 
 from veca import Veca, preprocess
-from veca.page import command
-from veca.page.looking import Visit, cost, look_at
 from veca.page.pictures import GAP, SHOWN, TILE, Choice, core_at, cost_table, draw_sides
 from veca.page.samples import landscape, sample_images
+from veca.page.traces import Visit, cost, trace_view
 
 
 @pytest.fixture
@@ -16,17 +15,17 @@ def visit() -> Visit:
     return Visit(Image.fromarray(pixels))
 
 
-def test_a_look_is_the_models_own_output(tiny_student: Veca, visit: Visit) -> None:
+def test_a_trace_is_the_models_own_output(tiny_student: Veca, visit: Visit) -> None:
     tiny_student.eval()
-    look = visit.look(tiny_student, resolution=64, budget=8)
+    trace = visit.trace(tiny_student, resolution=64, budget=8)
     with torch.no_grad():
         features = tiny_student(preprocess(visit.image, resolution=64), budget=8)
-    assert torch.allclose(look.patches, features.patches[0], atol=1e-6)
-    assert look.grid == (4, 4)
-    assert look.places.shape == (3, 8, 2)
-    assert look.contributions.shape == (3, 8, 16)
-    assert visit.look(tiny_student, resolution=64, budget=8) is look
-    assert look.milliseconds > 0
+    assert torch.allclose(trace.patches, features.patches[0], atol=1e-6)
+    assert trace.grid == (4, 4)
+    assert trace.places.shape == (3, 8, 2)
+    assert trace.contributions.shape == (3, 8, 16)
+    assert visit.trace(tiny_student, resolution=64, budget=8) is trace
+    assert trace.milliseconds > 0
 
 
 def test_cost_follows_the_paper() -> None:
@@ -39,9 +38,9 @@ def test_cost_follows_the_paper() -> None:
 
 def test_both_sides_are_drawn_for_any_choice(tiny_student: Veca, visit: Visit) -> None:
     tiny_student.eval()
-    looks = [visit.look(tiny_student, resolution=64, budget=budget) for budget in (4, 16)]
+    traces = [visit.trace(tiny_student, resolution=64, budget=budget) for budget in (4, 16)]
     for choice in (Choice(), Choice(x=1.0, y=0.0, core=15, layer=2)):  # core 15 is not active at budget 4
-        sides = draw_sides(visit.view(64), looks, choice, num_cores=16)
+        sides = draw_sides(visit.view(64), traces, choice, num_cores=16)
         assert len(sides) == 2
         for side in sides:
             assert side.colours.size == side.similarity.size == side.path.size == SHOWN
@@ -56,8 +55,8 @@ def test_the_core_under_a_click() -> None:
 
 
 def test_the_table_has_all_numbers(tiny_student: Veca, visit: Visit) -> None:
-    look = look_at(tiny_student.eval(), visit.view(64), budget=4)
-    text = cost_table(cost(tiny_student.size, resolution=64, budget=4), look, budget=4)
+    trace = trace_view(tiny_student.eval(), visit.view(64), budget=4)
+    text = cost_table(cost(tiny_student.size, resolution=64, budget=4), trace, budget=4)
     for number in ("with 4 cores", "56.2%", ">144<", ">256<", "GFLOP", "ms"):
         assert number in text
 
@@ -65,10 +64,3 @@ def test_the_table_has_all_numbers(tiny_student: Veca, visit: Visit) -> None:
 def test_samples_are_pictures() -> None:
     assert {"landscape", "table"} <= set(sample_images())
     assert landscape().size == (512, 512)
-
-
-def test_without_a_model_the_way_out_is_told(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(command, "require_extra", lambda *names: None)
-    with pytest.raises(FileNotFoundError, match="Run `make demo`, or name a model"):
-        command.page()

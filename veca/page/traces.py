@@ -13,18 +13,19 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from veca.data.augment import centre_view, render_pixels
 from veca.data.decode import pixels_from_pil
 from veca.data.views import normalise
 from veca.flops import student_flops
+from veca.data.views import centre_crop, normalise
+from veca.flops.model import student_flops
 from veca.model import Size, Veca
 from veca.utils.maps import num_interactions
 from veca.utils.precision import FLOAT32, InferencePrecision, computing_in
 
-MAX_LOOKS = 16  # remembered per visitor
+MAX_TRACES = 16  # remembered per visitor
 
 
-class Look(NamedTuple):
+class CoreTrace(NamedTuple):
     """What one forward pass showed."""
 
     patches: Tensor  # (N, D)
@@ -46,30 +47,31 @@ class Visit:
 
     image: Image.Image
     views: dict[int, Image.Image] = field(default_factory=dict)  # by resolution
-    looks: dict[tuple[int, int], Look] = field(default_factory=dict)  # by resolution and budget
+    traces: dict[tuple[int, int], CoreTrace] = field(default_factory=dict)  # by resolution and budget
 
     def view(self, resolution: int) -> Image.Image:
         """The square the model sees."""
         if resolution not in self.views:
-            pixels = pixels_from_pil(self.image)
-            array = render_pixels(pixels, centre_view(size=pixels.size, resolution=resolution))
+            array = centre_crop(pixels_from_pil(self.image), resolution=resolution)
             self.views[resolution] = Image.fromarray(np.ascontiguousarray(array.transpose(1, 2, 0)))
         return self.views[resolution]
 
-    def look(
+    def trace(
         self, model: Veca, *, resolution: int, budget: int, precision: InferencePrecision = FLOAT32
-    ) -> Look:
-        """Looked at once, remembered for the next touch of the page."""
+    ) -> CoreTrace:
+        """Traced once, remembered for the next touch of the page."""
         key = (resolution, budget)
-        if key not in self.looks:
-            while len(self.looks) >= MAX_LOOKS:
-                del self.looks[next(iter(self.looks))]
-            self.looks[key] = look_at(model, self.view(resolution), budget=budget, precision=precision)
-        return self.looks[key]
+        if key not in self.traces:
+            while len(self.traces) >= MAX_TRACES:
+                del self.traces[next(iter(self.traces))]
+            self.traces[key] = trace_view(model, self.view(resolution), budget=budget, precision=precision)
+        return self.traces[key]
 
 
 @torch.inference_mode()
-def look_at(model: Veca, view: Image.Image, *, budget: int, precision: InferencePrecision = FLOAT32) -> Look:
+def trace_view(
+    model: Veca, view: Image.Image, *, budget: int, precision: InferencePrecision = FLOAT32
+) -> CoreTrace:
     """Run the model on a square picture."""
     parameter = model.patch_embed.weight
     pixels = torch.from_numpy(np.array(view)).permute(2, 0, 1)[None]
@@ -79,7 +81,7 @@ def look_at(model: Veca, view: Image.Image, *, budget: int, precision: Inference
         start = time.perf_counter()
         model(images, budget=budget).cls.cpu()  # waits for a GPU to be done
     milliseconds = 1000 * (time.perf_counter() - start)
-    return Look(
+    return CoreTrace(
         patches=trace.features.patches[0].float().cpu(),
         places=trace.places[:, 0].float().cpu(),
         contributions=trace.contributions[:, 0].float().cpu(),
