@@ -86,17 +86,10 @@ class VecaConfig(BackboneConfigMixin, PretrainedConfig):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        self.width = width
-        self.depth = depth
-        self.num_heads = num_heads
-        self.ffn_ratio = ffn_ratio
-        self.num_cores = num_cores
-        self.core_group = core_group
-        self.patch_size = patch_size
-        self.in_channels = in_channels
-        self.out_width = out_width
-        self.budget = budget
-        self.apply_layernorm = apply_layernorm
+        self.width, self.depth, self.num_heads, self.ffn_ratio = width, depth, num_heads, ffn_ratio
+        self.num_cores, self.core_group, self.patch_size = num_cores, core_group, patch_size
+        self.in_channels, self.out_width = in_channels, out_width
+        self.budget, self.apply_layernorm = budget, apply_layernorm
         check_size(self.size)
         self.stage_names = ["stem", *(f"stage{layer}" for layer in range(1, depth + 1))]
         self.set_output_features_output_indices(out_features=out_features, out_indices=out_indices)

@@ -33,7 +33,9 @@ def test_cost_follows_the_paper() -> None:
 
     small = cost(SIZES["small"], resolution=512, budget=64)
     assert small.interactions / small.full_interactions == pytest.approx(0.129, abs=5e-4)
-    assert small.flops > cost(SIZES["small"], resolution=512, budget=8).flops
+    few = cost(SIZES["small"], resolution=512, budget=8)
+    assert few.interactions / few.full_interactions == pytest.approx(0.0157, abs=5e-4)
+    assert small.flops > few.flops
 
 
 def test_both_sides_are_drawn_for_any_choice(tiny_student: Veca, visit: Visit) -> None:
@@ -62,5 +64,5 @@ def test_the_table_has_all_numbers(tiny_student: Veca, visit: Visit) -> None:
 
 
 def test_samples_are_pictures() -> None:
-    assert {"landscape", "table"} <= set(sample_images())
+    assert "landscape" in sample_images()
     assert landscape().size == (512, 512)

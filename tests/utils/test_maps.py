@@ -14,19 +14,19 @@ from veca.utils.maps import (
     choose_method,
     core_maps,
     core_paths,
+    cosine_map,
     joint_colours,
-    num_interactions,
     opponent_rgb,
     patch_at,
-    pca_colours,
-    similarity_map,
+    principal_scores,
+    stretch,
 )
 
 
 def test_colours_are_the_leading_components_of_all_views_together() -> None:
     torch.manual_seed(0)
     first, second = torch.randn(40, 12) * torch.arange(12, 0, -1), torch.randn(24, 12) + 1
-    colours = np.concatenate(pca_colours([first, second]))
+    colours = stretch(principal_scores(torch.cat([first, second]))).numpy()
     assert colours.shape == (64, 3)
     assert colours.min() == 0
     assert colours.max() == 1
@@ -44,20 +44,20 @@ def test_colours_do_not_depend_on_the_order_of_patches() -> None:
     """Nor on the sign an eigensolver happens to give: each patch keeps its colour."""
     patches = torch.randn(30, 8, generator=torch.Generator().manual_seed(1))
     order = torch.randperm(30, generator=torch.Generator().manual_seed(2))
-    (straight,), (shuffled,) = pca_colours([patches]), pca_colours([patches[order]])
+    (straight,), (shuffled,) = (joint_colours([rows], method="pca") for rows in (patches, patches[order]))
     np.testing.assert_allclose(shuffled, straight[order.numpy()], atol=1e-5)
 
 
 @pytest.mark.parametrize("count", [1, 2, 5])
 def test_few_or_equal_patches_have_colours_too(count: int) -> None:
-    (colours,) = pca_colours([torch.ones(count, 4)])
+    (colours,) = joint_colours([torch.ones(count, 4)], method="pca")
     assert colours.shape == (count, 3)
     assert np.isfinite(colours).all()
 
 
 def test_similarity_is_the_cosine() -> None:
     patches = torch.randn(9, 5)
-    found = similarity_map(patches, 4)
+    found = cosine_map(patches, patches[4])
     for other in range(9):
         a, b = patches[4].double().numpy(), patches[other].double().numpy()
         assert found[other] == pytest.approx(a @ b / np.sqrt((a @ a) * (b @ b)), abs=1e-6)
@@ -77,13 +77,6 @@ def test_paths_are_in_pixels_x_first() -> None:
 def test_the_patch_under_a_pixel() -> None:
     found = [patch_at(x, y, size=(96, 64), grid=(4, 6)) for x, y in [(0, 0), (95, 0), (16, 17), (200, -3)]]
     assert found == [0, 5, 7, 5]
-
-
-def test_interactions_are_those_of_the_paper() -> None:
-    """512 px: 12.9 % of full attention with 64 cores, 1.57 % with 8."""
-    for budget, share in ((64, 0.129), (8, 0.0157)):
-        cores, full = num_interactions(1024, budget)
-        assert cores / full == pytest.approx(share, abs=5e-4)
 
 
 def test_a_trace_has_what_the_maps_take(tiny_student: Veca) -> None:

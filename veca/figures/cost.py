@@ -23,6 +23,7 @@ from veca.model import SIZES, create_model
 from veca.probes.settings import Numbers
 from veca.teachers.dinov3 import dinov3_config, is_gated
 from veca.utils.files import write_text_atomic
+from veca.utils.precision import choose_device
 from veca.utils.timing import Timing, interleave
 
 Part = Literal["attention", "model"]
@@ -66,34 +67,42 @@ def cost(
         raise ValueError(f"size must be one of {', '.join(SIZES)}; got {size!r}.")
     sides = parse_numbers("resolutions", resolutions, default=[256, 384, 512, 768, 1024])
     batches = parse_numbers("batch_sizes", batch_sizes, default=[1, 2, 4, 8])
-    plan = Plan(
-        size, part, choose_budgets(meta_student(size, {}, teacher_width=SIZES[size].width), budgets), repeats
-    )
+    student = meta_student(size, {}, teacher_width=SIZES[size].width)
+    plan = Plan(size, part, choose_budgets(student, budgets), repeats)
     flops = {side: count_flops(plan, resolution=side) for side in sides}
     latency = {side: measure(plan, resolution=side, batch=1) for side in sides}
     throughput = {batch: measure(plan, resolution=batch_resolution, batch=batch) for batch in batches}
-    body = {"format": "veca-cost", "version": 1, **plan._asdict(), "flops": flops}
-    body["seconds"] = {side: _seconds(timings) for side, timings in latency.items()}
-    body["seconds_of_batch"] = {batch: _seconds(timings) for batch, timings in throughput.items()}
+    on_gpu = torch.cuda.is_available()
+    device = torch.cuda.get_device_name() if on_gpu else f"CPU, threads: {torch.get_num_threads()}"
+    body = {
+        "format": "veca-cost",
+        "version": 1,
+        **plan._asdict(),
+        "flops": flops,
+        "seconds": _readings(latency),
+        "seconds_of_batch": _readings(throughput),
+        "device": device,
+    }
+    px, x_sides, x_batches = "resolution (px)", list(map(float, sides)), list(map(float, batches))
+    each = {at: {n: t.median / at for n, t in found.items()} for at, found in throughput.items()}
+    whole = {at: {n: t.median for n, t in found.items()} for at, found in latency.items()}
     panels = [
-        Panel("FLOPs of one image", _curves(flops, 1e9), "resolution (px)", "GFLOPs", "xy", _floats(sides)),
-        Panel(
-            "latency, batch of 1", _timed(latency), "resolution (px)", "milliseconds", "xy", _floats(sides)
-        ),
+        Panel("FLOPs of one image", _curves(flops, 1e9), px, "GFLOPs", "xy", x_sides),
+        Panel("latency, batch of 1", _curves(whole, 1e-3, latency), px, "milliseconds", "xy", x_sides),
         Panel(
             f"latency at {batch_resolution} px",
-            _timed(throughput, shared=True),
+            _curves(each, 1e-3, throughput),
             "batch size",
             "ms per image",
             "x",
-            _floats(batches),
+            x_batches,
         ),
     ]
     what = "attention path of one layer" if part == "attention" else "forward pass"
-    note = f"Median of {repeats} on {_device_name()}."
+    note = f"Median of {repeats} on {device}."
     figure = draw_panels(panels, title=f"Cost of {size}: {what}", columns=3, note=note)
-    text = json.dumps({**body, "device": _device_name()}, indent=1)
-    write_text_atomic(_parent(out) / f"{out.stem}.json", text + "\n")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_text_atomic(out.with_suffix(".json"), json.dumps(body, indent=1) + "\n")
     save(figure, out)
 
 
@@ -112,7 +121,7 @@ def count_flops(plan: Plan, *, resolution: int) -> dict[str, float]:
 @torch.no_grad()
 def measure(plan: Plan, *, resolution: int, batch: int) -> dict[str, Timing]:
     """Seconds per call, by candidate."""
-    device = _device()
+    device = choose_device()
     student = create_model(plan.size, depth=_depth(plan)).eval().to(device)
     config = dinov3_config(student.size, gated=is_gated(plan.size))
     teacher: nn.Module = transformers.DINOv3ViTModel(config)
@@ -151,53 +160,25 @@ def _finish(call: Callable[[], object]) -> None:
         torch.cuda.synchronize()
 
 
-def _device() -> str:
-    return "cuda" if torch.cuda.is_available() else "cpu"
-
-
-def _device_name() -> str:
-    on_gpu = torch.cuda.is_available()
-    return torch.cuda.get_device_name() if on_gpu else f"CPU, threads: {torch.get_num_threads()}"
-
-
 def _name(budget: int) -> str:
     return f"Veca, {budget} cores"
 
 
-def _floats(numbers: list[int]) -> list[float]:
-    return [float(number) for number in numbers]
-
-
-def _seconds(timings: dict[str, Timing]) -> dict[str, dict[str, float]]:
-    return {name: {"median": timing.median, "spread": timing.spread} for name, timing in timings.items()}
-
-
-def _curves(values: dict[int, dict[str, float]], unit: float) -> list[Curve]:
-    names = next(iter(values.values()))
-    return [
-        Curve(
-            name,
-            _floats(list(values)),
-            [found[name] / unit for found in values.values()],
-            dashed=name == PEER,
-        )
-        for name in names
-    ]
-
-
-def _timed(timings: dict[int, dict[str, Timing]], *, shared: bool = False) -> list[Curve]:
-    """Milliseconds, of a batch or (`shared`) of each image of it, with the spread as error bars."""
-    medians = {
-        at: {n: t.median / (at if shared else 1) for n, t in found.items()} for at, found in timings.items()
+def _readings(timings: dict[int, dict[str, Timing]]) -> dict[int, dict[str, dict[str, float]]]:
+    return {
+        at: {name: {"median": one.median, "spread": one.spread} for name, one in found.items()}
+        for at, found in timings.items()
     }
-    curves = _curves(medians, 1e-3)
-    spreads = [[found[curve.name].spread for found in timings.values()] for curve in curves]
-    return [
-        curve._replace(error=[y * share for y, share in zip(curve.y, spread, strict=True)])
-        for curve, spread in zip(curves, spreads, strict=True)
-    ]
 
 
-def _parent(out: Path) -> Path:
-    out.parent.mkdir(parents=True, exist_ok=True)
-    return out.parent
+def _curves(
+    values: dict[int, dict[str, float]], unit: float, timings: dict[int, dict[str, Timing]] | None = None
+) -> list[Curve]:
+    """A curve per candidate, with the spread of its timings as error bars."""
+    curves = []
+    for name in next(iter(values.values())):
+        y = [found[name] / unit for found in values.values()]
+        spreads = [found[name].spread for found in (timings or {}).values()]
+        error = [value * spread for value, spread in zip(y, spreads, strict=True)] if timings else None
+        curves.append(Curve(name, list(map(float, values)), y, error, dashed=name == PEER))
+    return curves

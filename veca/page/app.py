@@ -5,9 +5,10 @@ visitor's session, and what gradio writes to show the results lies in a folder t
 and removed at the end.
 """
 
+from functools import partial
 from html import escape
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import gradio as gr
 from PIL import Image
@@ -25,6 +26,8 @@ MAX_UPLOAD = "20mb"
 KEPT_SECONDS = 60
 VISIT_SECONDS = 1800
 LONGEST_SIDE = 2048
+
+Parts = dict[str, Any]  # components by name
 
 CSS = """
 .gradio-container {max-width: 1560px !important; margin: 0 auto !important}
@@ -76,28 +79,6 @@ def serve(
     return page
 
 
-class Side(NamedTuple):
-    """One half of the page."""
-
-    budget: Any
-    table: Any
-    dense: Any
-    similarity: Any
-    cores: Any
-    paths: Any
-
-
-class Controls(NamedTuple):
-    """What both halves share."""
-
-    upload: Any
-    sample: Any
-    message: Any
-    resolution: Any
-    layer: Any
-    seen: Any
-
-
 def build_page(model: Veca, *, title: str, precision: InferencePrecision = FLOAT32) -> gr.Blocks:
     """The page of one model."""
     samples = sample_images()
@@ -121,36 +102,40 @@ _CAPTIONS = {
 }
 
 
-def _controls(model: Veca, samples: list[str]) -> Controls:
+def _controls(model: Veca, samples: list[str]) -> Parts:
+    """What both halves share."""
     depth, patch = model.size.depth, model.size.patch_size
     sizes = [patches * patch for patches in SIDES]
     with gr.Column(scale=2, min_width=230):
         _caption("your image", "drop a file, or click")  # above the box: gradio's label lies on its icon
-        upload = gr.File(show_label=False, file_types=["image"], height=130, elem_id="upload")
-        sample = gr.Dropdown(samples, value=samples[0], label="or pick a sample")
-        message = gr.HTML("", elem_id="message")
-        resolution = gr.Radio(sizes, value=sizes[1], label="resolution (pixels)")
-        layer = gr.Slider(1, depth, value=depth, step=1, label="layer of the core maps")
+        parts: Parts = {}
+        parts["upload"] = gr.File(show_label=False, file_types=["image"], height=130, elem_id="upload")
+        parts["sample"] = gr.Dropdown(samples, value=samples[0], label="or pick a sample")
+        parts["message"] = gr.HTML("", elem_id="message")
+        parts["resolution"] = gr.Radio(sizes, value=sizes[1], label="resolution (pixels)")
+        parts["layer"] = gr.Slider(1, depth, value=depth, step=1, label="layer of the core maps")
         _caption("what the model sees")
-        seen = gr.Image(elem_id="seen", **_SHOW)
-    return Controls(upload, sample, message, resolution, layer, seen)
+        parts["seen"] = gr.Image(elem_id="seen", **_SHOW)
+    return parts
 
 
-def _side(model: Veca, name: str, budget: int) -> Side:
+def _side(model: Veca, name: str, budget: int) -> Parts:
+    """One half of the page."""
     group, most = model.size.core_group, model.size.num_cores
     label = f"budget {name} (active cores)"
-    pictures = {}
+    parts: Parts = {}
     with gr.Column(scale=4, min_width=420):
-        slider = gr.Slider(group, most, value=budget, step=group, label=label, elem_id=f"budget-{name}")
-        table = gr.HTML(elem_id=f"cost-{name}")
+        slide = {"value": budget, "step": group, "label": label, "elem_id": f"budget-{name}"}
+        parts["budget"] = gr.Slider(group, most, **slide)
+        parts["table"] = gr.HTML(elem_id=f"cost-{name}")
         for kinds in (("dense", "similarity"), ("cores", "paths")):
             with gr.Row():
                 for kind in kinds:
                     touched = [] if kind == "paths" else ["touch"]
                     with gr.Column(min_width=180):
                         _caption(*_CAPTIONS[kind])
-                        pictures[kind] = gr.Image(elem_id=f"{kind}-{name}", elem_classes=touched, **_SHOW)
-    return Side(slider, table, **pictures)
+                        parts[kind] = gr.Image(elem_id=f"{kind}-{name}", elem_classes=touched, **_SHOW)
+    return parts
 
 
 def _caption(title: str, hint: str = "") -> None:
@@ -160,19 +145,31 @@ def _caption(title: str, hint: str = "") -> None:
 def _wire(
     page: gr.Blocks,
     model: Veca,
-    controls: Controls,
-    sides: list[Side],
+    controls: Parts,
+    sides: list[Parts],
     samples: Samples,
     precision: InferencePrecision,
 ) -> None:
     """Every touch changes the visit or the choice, then everything is drawn again from them."""
     visit = gr.State(None, time_to_live=VISIT_SECONDS)
     choice = gr.State(Choice(layer=model.size.depth - 1))
-    shown = [controls.seen, *(part for side in sides for part in side[1:])]
-    given = [visit, choice, controls.resolution, *(side.budget for side in sides)]
+    shown = [controls["seen"], *(side[name] for side in sides for name in ("table", *_CAPTIONS))]
+    sliders = [controls["resolution"], *(side["budget"] for side in sides)]
+    given = [visit, choice, *sliders]
 
     def redraw(visit: Visit | None, choice: Choice, resolution: int, *budgets: float | None) -> list[Any]:
-        return _redraw(model, visit, choice, resolution, budgets, precision)
+        if visit is None:
+            raise gr.Error("This visit has ended. Reload the page.", print_exception=False)
+        chosen = [_nearest_budget(model, budget) for budget in budgets]
+        trace = partial(visit.trace, model, resolution=resolution, precision=precision)
+        traces = [trace(budget=budget) for budget in chosen]
+        view = visit.view(resolution)
+        sides = draw_sides(view, traces, choice, num_cores=model.size.num_cores)
+        outputs: list[Any] = [view.resize(SHOWN, Image.Resampling.BICUBIC)]
+        for found, budget, pictures in zip(traces, chosen, sides, strict=True):
+            price = cost(model.size, resolution=resolution, budget=budget)
+            outputs += [cost_table(price, found, budget=budget), *pictures]
+        return outputs
 
     def on(event: Any, change: Any, inputs: Any, outputs: Any) -> None:
         event(change, inputs, outputs, **_QUIET).then(redraw, given, shown, **_QUIET)
@@ -180,41 +177,18 @@ def _wire(
     def open_sample(name: str) -> tuple[str, Visit]:
         return "", _open_sample(samples[name])
 
-    for event in (page.load, controls.sample.input):
-        on(event, open_sample, controls.sample, [controls.message, visit])
-    opened = [controls.upload, controls.message, visit]
-    on(controls.upload.upload, _open_upload, [controls.upload, visit], opened)
-    on(controls.layer.change, _pick_layer, [choice, controls.layer], choice)
-    for control in (controls.resolution, *(side.budget for side in sides)):
+    for event in (page.load, controls["sample"].input):
+        on(event, open_sample, controls["sample"], [controls["message"], visit])
+    opened = [controls["upload"], controls["message"], visit]
+    on(controls["upload"].upload, _open_upload, [controls["upload"], visit], opened)
+    on(controls["layer"].change, _pick_layer, [choice, controls["layer"]], choice)
+    for control in sliders:
         # Of a slider on the move only the last position is drawn.
         control.change(redraw, given, shown, trigger_mode="always_last", **_QUIET)
     for side in sides:
-        on(side.dense.select, _pick_patch, choice, choice)
-        on(side.similarity.select, _pick_patch, choice, choice)
-        on(side.cores.select, _pick_core, [choice, side.budget], choice)
-
-
-def _redraw(
-    model: Veca,
-    visit: Visit | None,
-    choice: Choice,
-    resolution: int,
-    budgets: tuple[float | None, ...],
-    precision: InferencePrecision,
-) -> list[Any]:
-    if visit is None:
-        raise gr.Error("This visit has ended. Reload the page.", print_exception=False)
-    chosen = [_nearest_budget(model, budget) for budget in budgets]
-    traces = [
-        visit.trace(model, resolution=resolution, budget=budget, precision=precision) for budget in chosen
-    ]
-    view = visit.view(resolution)
-    sides = draw_sides(view, traces, choice, num_cores=model.size.num_cores)
-    outputs: list[Any] = [view.resize(SHOWN, Image.Resampling.BICUBIC)]
-    for trace, budget, pictures in zip(traces, chosen, sides, strict=True):
-        price = cost(model.size, resolution=resolution, budget=budget)
-        outputs += [cost_table(price, trace, budget=budget), *pictures]
-    return outputs
+        on(side["dense"].select, _pick_patch, choice, choice)
+        on(side["similarity"].select, _pick_patch, choice, choice)
+        on(side["cores"].select, _pick_core, [choice, side["budget"]], choice)
 
 
 def _nearest_budget(model: Veca, typed: float | None) -> int:
@@ -232,11 +206,8 @@ def _open_upload(path: str, visit: Visit) -> tuple[None, str, Visit]:
     try:
         image = Image.fromarray(decode(read_file(file)))
     except BadImage as error:
-        return (
-            None,
-            f'<div class="error">{escape(file.name)} cannot be used. {escape(str(error))}</div>',
-            visit,
-        )
+        problem = f"{escape(file.name)} cannot be used. {escape(str(error))}"
+        return None, f'<div class="error">{problem}</div>', visit
     finally:
         file.unlink(missing_ok=True)
     image.thumbnail((LONGEST_SIDE, LONGEST_SIDE))

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
 from veca.page.traces import CoreTrace, Cost
-from veca.utils.maps import Array, core_maps, core_paths, patch_at, pca_colours, similarity_map
+from veca.utils.maps import Array, core_maps, core_paths, cosine_map, joint_colours, patch_at
 
 SHOWN = (384, 384)
 TILE = (44, 44)
@@ -40,7 +40,7 @@ def draw_sides(
 ) -> list[Pictures]:
     """The pictures of all sides; colours are common to them, so that they can be compared."""
     base = view.resize(SHOWN, Image.Resampling.BICUBIC)
-    colours = pca_colours([trace.patches for trace in traces])
+    colours = joint_colours([trace.patches for trace in traces], method="pca")
     return [
         Pictures(
             colours=_marked(show_colours(rgb, grid=trace.grid, size=SHOWN), trace, choice),
@@ -86,7 +86,7 @@ def _marked(image: Image.Image, trace: CoreTrace, choice: Choice) -> Image.Image
 
 def _similarity(base: Image.Image, trace: CoreTrace, choice: Choice) -> Image.Image:
     """Cosine to the chosen patch, its range stretched over the colours: what counts is the order."""
-    values = similarity_map(trace.patches, _patch(trace, choice))
+    values = cosine_map(trace.patches, trace.patches[_patch(trace, choice)])
     low, high = float(values.min()), float(values.max())
     return _marked(show_heat(base, (values - low) / max(high - low, 1e-6), grid=trace.grid), trace, choice)
 

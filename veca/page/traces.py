@@ -19,7 +19,6 @@ from veca.flops import student_flops
 from veca.data.views import centre_crop, normalise
 from veca.flops.model import student_flops
 from veca.model import Size, Veca
-from veca.utils.maps import num_interactions
 from veca.utils.precision import FLOAT32, InferencePrecision, computing_in
 
 MAX_TRACES = 16  # remembered per visitor
@@ -95,5 +94,6 @@ def cost(size: Size, *, resolution: int, budget: int) -> Cost:
     """What one image costs, counted and not measured."""
     with torch.device("meta"):
         model = Veca(**size.as_dict()).eval()
-    cores, full = num_interactions((resolution // size.patch_size) ** 2, budget)
-    return Cost(student_flops(model, resolution=resolution, budget=budget), cores, full)
+    patches = (resolution // size.patch_size) ** 2
+    flops = student_flops(model, resolution=resolution, budget=budget)
+    return Cost(flops, 2 * patches * budget + budget**2, patches**2)

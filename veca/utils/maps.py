@@ -47,16 +47,6 @@ _TO_RGB = (
 CLIPPED = 0.02  # share of the patches that may lie outside the colour range, at either end
 
 
-def pca_colours(views: list[Tensor]) -> list[Array]:
-    """Dense features (N, D) of one or more views → RGB (N, 3) in [0, 1] for each.
-
-    The three leading principal components of all views together, so that a colour means the same in each of
-    them: two budgets can be compared by eye.
-    """
-    colours = stretch(principal_scores(torch.cat(views)))
-    return [part.float().numpy() for part in colours.split([len(view) for view in views])]
-
-
 def principal_scores(rows: Tensor) -> Tensor:
     """Rows (n, D) along their three leading principal directions: (n, 3) in float64, centred."""
     centred = rows.double() - rows.double().mean(0)
@@ -70,11 +60,6 @@ def stretch(scores: Tensor) -> Tensor:
     ends = torch.quantile(scores, torch.tensor([CLIPPED, 1 - CLIPPED], dtype=scores.dtype), dim=0)
     spread = (ends[1] - ends[0]).clamp_min(torch.finfo(scores.dtype).tiny)
     return ((scores - ends[0]) / spread).clamp(0, 1)
-
-
-def similarity_map(patches: Tensor, patch: int) -> Array:
-    """Cosine between one patch and all of them: (N, D) → (N,) in [-1, 1]."""
-    return cosine_map(patches, patches[patch])
 
 
 def cosine_map(patches: Tensor, token: Tensor) -> Array:
@@ -104,11 +89,6 @@ def patch_at(x: float, y: float, *, size: tuple[int, int], grid: tuple[int, int]
     row = min(max(int(y / size[1] * rows), 0), rows - 1)
     col = min(max(int(x / size[0] * cols), 0), cols - 1)
     return row * cols + col
-
-
-def num_interactions(num_patches: int, budget: int) -> tuple[int, int]:
-    """Query–key pairs of one layer: with cores, 2NC + C², and with full attention, N²."""
-    return 2 * num_patches * budget + budget**2, num_patches**2
 
 
 def _fix_signs(directions: Tensor) -> Tensor:
