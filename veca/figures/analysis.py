@@ -6,6 +6,7 @@ Every metric is taken per image, layer and budget, and given as the mean over im
 
 import json
 from collections import defaultdict
+from itertools import product
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -42,32 +43,25 @@ RESAMPLES = 200
 Labels = NDArray[np.int64]
 
 
-class Shown(NamedTuple):
-    """How a metric is called in the plot."""
-
-    metric: str
-    title: str
-    label: str
-
-
-SHOWN = (
-    Shown("core_rank", "redundancy: cores", "effective rank"),
-    Shown("core_similarity", "redundancy: cores", "mean pairwise cosine"),
-    Shown("map_rank", "redundancy: maps", "effective rank"),
-    Shown("map_similarity", "redundancy: maps", "mean pairwise cosine"),
-    Shown("augmentation_maps", "augmentation: maps\n(dashed: not matched back)", "correlation"),
-    Shown("augmentation_places", "augmentation: places\n(dashed: not matched back)", "displacement / side"),
-    Shown("resolution_maps", "resolution {against}: maps", "correlation"),
-    Shown("resolution_places", "resolution {against}: places", "displacement / side"),
-    Shown("budget_maps", "one more group: maps", "correlation"),
-    Shown("budget_places", "one more group: places", "displacement / side"),
-    Shown("roundness", "isotropy: roundness", "short / long axis"),
-    Shown("extent", "isotropy: extent", "share of the image"),
-    Shown("explained_within", "semantics, in an image\n(dashed: another's mask)", "explained entropy"),
-    Shown("purity_within", "semantics, in an image\n(dashed: another's mask)", "purity"),
-    Shown("explained_across", "semantics, over images\n(dashed: another's mask)", "explained entropy"),
-    Shown("purity_across", "semantics, over images\n(dashed: another's mask)", "purity"),
-)
+# How each metric is called in the plot: the title of its panel, and what is measured.
+SHOWN = {
+    "core_rank": ("redundancy: cores", "effective rank"),
+    "core_similarity": ("redundancy: cores", "mean pairwise cosine"),
+    "map_rank": ("redundancy: maps", "effective rank"),
+    "map_similarity": ("redundancy: maps", "mean pairwise cosine"),
+    "augmentation_maps": ("augmentation: maps\n(dashed: not matched back)", "correlation"),
+    "augmentation_places": ("augmentation: places\n(dashed: not matched back)", "displacement / side"),
+    "resolution_maps": ("resolution {against}: maps", "correlation"),
+    "resolution_places": ("resolution {against}: places", "displacement / side"),
+    "budget_maps": ("one more group: maps", "correlation"),
+    "budget_places": ("one more group: places", "displacement / side"),
+    "roundness": ("isotropy: roundness", "short / long axis"),
+    "extent": ("isotropy: extent", "share of the image"),
+    "explained_within": ("semantics, in an image\n(dashed: another's mask)", "explained entropy"),
+    "purity_within": ("semantics, in an image\n(dashed: another's mask)", "purity"),
+    "explained_across": ("semantics, over images\n(dashed: another's mask)", "explained entropy"),
+    "purity_across": ("semantics, over images\n(dashed: another's mask)", "purity"),
+}
 BASELINES = ("unmatched", "other mask")
 
 
@@ -156,8 +150,7 @@ def _take(model: Veca, scene: Scene, settings: Settings, found: dict[Key, list[f
     for budget in settings.budgets:
         (base,) = trace_cores(model, scene, [plain], budget=budget)
         for key, value in (
-            *redundancy(base, budget=budget),
-            *isotropy(base, budget=budget),
+            *of_one_view(base, budget=budget),
             *under_augmentation(model, scene, base, settings, budget=budget),
             *under_resolution(model, scene, base, settings, budget=budget),
             *under_budget(model, scene, base, settings, budget=budget),
@@ -168,23 +161,16 @@ def _take(model: Veca, scene: Scene, settings: Settings, found: dict[Key, list[f
     return [] if scene.mask is None else [Assigned(cores, scene.labels(plain, base.grid))]
 
 
-def redundancy(base: CoreTrace, *, budget: int) -> list[tuple[Key, float]]:
-    """How many different things the cores are, and look at."""
-    values = []
+def of_one_view(base: CoreTrace, *, budget: int) -> list[tuple[Key, float]]:
+    """How many different things the cores are and look at; how round the regions are that they read."""
+    values = {}
     for layer, (cores, maps) in enumerate(zip(base.cores, base.maps, strict=True), start=1):
         for word, rows in (("core", cores), ("map", maps)):
-            values.append((Key(f"{word}_rank", budget, layer), metrics.effective_rank(rows)))
-            values.append((Key(f"{word}_similarity", budget, layer), metrics.pairwise_similarity(rows)))
-    return values
-
-
-def isotropy(base: CoreTrace, *, budget: int) -> list[tuple[Key, float]]:
-    """How round the regions are that cores read, and how large."""
-    values = []
-    for layer, maps in enumerate(base.maps, start=1):
-        values.append((Key("roundness", budget, layer), metrics.roundness(maps, base.grid)))
-        values.append((Key("extent", budget, layer), metrics.extent(maps)))
-    return values
+            values[Key(f"{word}_rank", budget, layer)] = metrics.effective_rank(rows)
+            values[Key(f"{word}_similarity", budget, layer)] = metrics.pairwise_similarity(rows)
+        values[Key("roundness", budget, layer)] = metrics.roundness(maps, base.grid)
+        values[Key("extent", budget, layer)] = metrics.extent(maps)
+    return list(values.items())
 
 
 def under_augmentation(
@@ -202,16 +188,11 @@ def under_augmentation(
             if valid.double().mean() < MIN_OVERLAP:
                 continue
             places = match_places(other.places[layer], back, side=side)
-            compared = {
-                ("augmentation_maps", ""): metrics.map_agreement(other.maps[layer], expected, valid),
-                ("augmentation_maps", "unmatched"): metrics.map_agreement(other.maps[layer], maps, valid),
-                ("augmentation_places", ""): metrics.displacement(places, base.places[layer]),
-                ("augmentation_places", "unmatched"): metrics.displacement(
-                    other.places[layer], base.places[layer]
-                ),
-            }
-            for (metric, against), value in compared.items():
-                several[Key(metric, budget, layer + 1, against)].append(value)
+            for against, wanted, found in (("", expected, places), ("unmatched", maps, other.places[layer])):
+                agreement = metrics.map_agreement(other.maps[layer], wanted, valid)
+                moved = metrics.displacement(found, base.places[layer])
+                several[Key("augmentation_maps", budget, layer + 1, against)].append(agreement)
+                several[Key("augmentation_places", budget, layer + 1, against)].append(moved)
     return [(key, fmean(values)) for key, values in several.items()]
 
 
@@ -247,18 +228,15 @@ def semantics(assigned: list[Assigned], *, budgets: list[int], depth: int, seed:
     classes = np.unique(np.concatenate([one.labels.ravel() for one in assigned]))
     classes = classes[classes != IGNORED]
     estimates: dict[Key, Estimate] = {}
-    others = [*assigned[1:], assigned[0]]
-    for budget, layer in ((budget, layer) for budget in budgets for layer in range(1, depth + 1)):
-        for against, partners in (
-            (("", assigned), ("other mask", others)) if len(assigned) > 1 else (("", assigned),)
-        ):
-            pairs = zip(assigned, partners, strict=True)
-            tables = [_table(one.cores[budget, layer], other.labels, classes, budget) for one, other in pairs]
-            for metric, function in (("explained", metrics.explained), ("purity", metrics.purity)):
-                single = mean_and_error([function(table) for table in tables if table.any()])
-                estimates[Key(f"{metric}_within", budget, layer, against)] = single
-                pooled = metrics.bootstrap(np.stack(tables), function, seed=seed, resamples=RESAMPLES)
-                estimates[Key(f"{metric}_across", budget, layer, against)] = pooled
+    partners = {"": assigned} | ({"other mask": [*assigned[1:], assigned[0]]} if len(assigned) > 1 else {})
+    for budget, layer, (against, others) in product(budgets, range(1, depth + 1), partners.items()):
+        pairs = zip(assigned, others, strict=True)
+        tables = [_table(one.cores[budget, layer], other.labels, classes, budget) for one, other in pairs]
+        for metric, function in (("explained", metrics.explained), ("purity", metrics.purity)):
+            single = mean_and_error([function(table) for table in tables if table.any()])
+            pooled = metrics.bootstrap(np.stack(tables), function, seed=seed, resamples=RESAMPLES)
+            estimates[Key(f"{metric}_within", budget, layer, against)] = single
+            estimates[Key(f"{metric}_across", budget, layer, against)] = pooled
     return estimates
 
 
@@ -285,31 +263,30 @@ def _compare(
 
 
 def draw_analysis(measures: list[dict[str, Any]], *, title: str) -> "Figure":
-    """A panel for each metric that was measured."""
+    """A panel per metric and comparison: layers across, a colour per budget, baselines dashed."""
     budgets = sorted({measure["budget"] for measure in measures})
     colours = dict(zip(budgets, ramp_colours(len(budgets)), strict=True))
     panels = []
-    for shown in SHOWN:
-        found = [measure for measure in measures if measure["metric"] == shown.metric]
-        for against in dict.fromkeys(m["against"] for m in found if m["against"] not in BASELINES):
-            if shown.metric.startswith("budget_"):  # each budget has its own next one: one panel for all
-                panels.append(_panel(shown, found, colours))
-                break
+    for metric, (heading, label) in SHOWN.items():
+        found = [measure for measure in measures if measure["metric"] == metric]
+        others = list(dict.fromkeys(m["against"] for m in found if m["against"] not in BASELINES))
+        if metric.startswith("budget_"):  # each budget has its own next one: one panel for all
+            panels += [_panel(heading, label, found, colours)] if found else []
+            continue
+        for against in others:
             chosen = [m for m in found if m["against"] in (against, *BASELINES)]
-            panels.append(_panel(shown._replace(title=shown.title.format(against=against)), chosen, colours))
+            panels.append(_panel(heading.format(against=against), label, chosen, colours))
     return draw_panels(panels, title=title, columns=4, note="Error bars: standard error over images.")
 
 
-def _panel(shown: Shown, measures: list[dict[str, Any]], colours: dict[int, str]) -> Panel:
+def _panel(title: str, label: str, measures: list[dict[str, Any]], colours: dict[int, str]) -> Panel:
     curves = []
-    for dashed in (False, True):
-        for budget, colour in colours.items():
-            rows = [m for m in measures if m["budget"] == budget and (m["against"] in BASELINES) == dashed]
+    for dashed, (budget, colour) in product((False, True), colours.items()):
+        rows = [m for m in measures if m["budget"] == budget and (m["against"] in BASELINES) == dashed]
+        if rows:
             rows.sort(key=lambda row: int(row["layer"]))
-            if rows:
-                name = "" if dashed else f"{budget} cores"
-                x, y = [float(row["layer"]) for row in rows], [float(row["value"]) for row in rows]
-                errors = [float(row["error"] or 0.0) for row in rows]
-                curves.append(Curve(name, x, y, errors, colour, dashed=dashed, marker="" if dashed else "o"))
-    ticks = sorted({x for curve in curves for x in curve.x})
-    return Panel(shown.title, curves, "layer", shown.label, x_ticks=ticks)
+            x, y = [float(row["layer"]) for row in rows], [float(row["value"]) for row in rows]
+            errors = [float(row["error"] or 0.0) for row in rows]
+            name, marker = ("", "") if dashed else (f"{budget} cores", "o")
+            curves.append(Curve(name, x, y, errors, colour, dashed=dashed, marker=marker))
+    return Panel(title, curves, "layer", label, x_ticks=sorted({x for curve in curves for x in curve.x}))

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from veca.utils.chart import COLOURS
 from veca.utils.extras import require_extra
-from veca.utils.files import atomic_path
+from veca.utils.files import atomic_path, check_writable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -75,6 +75,7 @@ def check_out(out: Path) -> None:
         raise ValueError(
             f"out must be a file that ends in .png or .svg; got {out}. Try {out.with_suffix('.png')}."
         )
+    check_writable(out.parent)
 
 
 def save(figure: "Figure", out: Path) -> None:

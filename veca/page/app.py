@@ -125,8 +125,8 @@ def _side(model: Veca, name: str, budget: int) -> Parts:
     label = f"budget {name} (active cores)"
     parts: Parts = {}
     with gr.Column(scale=4, min_width=420):
-        slide = {"value": budget, "step": group, "label": label, "elem_id": f"budget-{name}"}
-        parts["budget"] = gr.Slider(group, most, **slide)
+        place = f"budget-{name}"
+        parts["budget"] = gr.Slider(group, most, value=budget, step=group, label=label, elem_id=place)
         parts["table"] = gr.HTML(elem_id=f"cost-{name}")
         for kinds in (("dense", "similarity"), ("cores", "paths")):
             with gr.Row():
