@@ -176,8 +176,9 @@ def test_two_stages_in_order(tmp_path: Path) -> None:
     write_stage(tmp_path / "multires", budgets=(8, 16, 64), resolution=384)
     write_stage(tmp_path / "pretrain", budgets=(64,))
     (tmp_path / "checkpoints").mkdir()
+    write_results(tmp_path / "knn.json", Results("knn", "m", "d", ["top-1"]))
     page = make_page(tmp_path)
-    titles = ["Verdict", "Training: pretrain", "Training: multires", "Environment of this report"]
+    titles = ["Verdict", "Training: pretrain", "Training: multires", "Probes", "Environment of this report"]
     assert page.titles == titles
     assert "256 px" in page.cells
     assert "384 px" in page.cells

@@ -39,16 +39,16 @@ def report(run_dir: Path) -> None:
     """
     stages = read_stages(run_dir)
     verdict = judge(stages)
-    name = run_name(run_dir)
+    trained = [stage for stage in stages if stage.metrics or stage.config]  # others hold probes alone
     loader = FileSystemLoader(_TEMPLATES)
     environment = Environment(
         loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     text = environment.get_template("report.html.j2").render(
-        name=name,
+        name=run_name(run_dir),
         made=datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
         verdict=verdict and verdict._replace(charts=_charts(verdict.charts)),
-        stages=[_stage(stage, place, alone=len(stages) == 1) for place, stage in enumerate(stages)],
+        stages=[_stage(stage, place, alone=len(trained) == 1) for place, stage in enumerate(trained)],
         probes=[_probe(results) for results in probes_of(stages)],
         environment=[["fact", "value"], *map(list, facts(gather()).items())],
     )
