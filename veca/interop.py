@@ -126,11 +126,7 @@ class VecaPreTrainedModel(PreTrainedModel):
         self.post_init()  # type: ignore[no-untyped-call]  # transformers does not type it
 
     def save_pretrained(
-        self,
-        save_directory: str | os.PathLike[str],
-        is_main_process: bool = True,
-        *args: Any,
-        **kwargs: Any,
+        self, save_directory: str | os.PathLike[str], is_main_process: bool = True, *args: Any, **kwargs: Any
     ) -> None:
         kwargs.setdefault("state_dict", self.veca.state_dict())
         super().save_pretrained(save_directory, is_main_process, *args, **kwargs)
@@ -173,11 +169,7 @@ class VecaModel(VecaPreTrainedModel):
     """
 
     def forward(
-        self,
-        pixel_values: Tensor,
-        budget: int | None = None,
-        return_dict: bool | None = None,
-        **kwargs: Any,
+        self, pixel_values: Tensor, budget: int | None = None, return_dict: bool | None = None, **kwargs: Any
     ) -> BaseModelOutputWithPooling | tuple[Tensor, Tensor]:
         """Normalised images (B, 3, H, W) at a budget; by default the config's, else all cores."""
         _refuse_hidden_states(kwargs)
@@ -198,11 +190,7 @@ class VecaBackbone(BackboneMixin, VecaPreTrainedModel):
         self.num_features = [config.width] * (config.depth + 1)
 
     def forward(  # type: ignore[override]  # the mixin's arguments for hidden states are refused by name
-        self,
-        pixel_values: Tensor,
-        budget: int | None = None,
-        return_dict: bool | None = None,
-        **kwargs: Any,
+        self, pixel_values: Tensor, budget: int | None = None, return_dict: bool | None = None, **kwargs: Any
     ) -> VecaBackboneOutput | tuple[tuple[Tensor, ...]]:
         """Feature maps (B, D, rows, cols) of normalised images, in the order of `out_features`."""
         _refuse_hidden_states(kwargs)

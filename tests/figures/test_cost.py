@@ -22,15 +22,7 @@ def test_attention_and_model_are_timed_beside_their_peer() -> None:
 
 def test_numbers_lie_beside_the_picture(tmp_path: Path) -> None:
     out = tmp_path / "new" / "cost.png"
-    cost(
-        out,
-        size="tiny",
-        resolutions="64",
-        batch_sizes="2",
-        batch_resolution=32,
-        repeats=1,
-        budgets="8,64",
-    )
+    cost(out, size="tiny", resolutions="64", batch_sizes="2", batch_resolution=32, repeats=1, budgets="8,64")
     body = json.loads(out.with_suffix(".json").read_text())
     assert out.stat().st_size > 10_000
     names = ["Veca, 8 cores", "Veca, 64 cores", PEER]

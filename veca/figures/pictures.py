@@ -203,14 +203,7 @@ def dense(
     save(figure, out)
 
 
-def paths(
-    model: str,
-    image: Names,
-    out: Path,
-    *,
-    budgets: Numbers = None,
-    resolution: int = 512,
-) -> None:
+def paths(model: str, image: Names, out: Path, *, budgets: Numbers = None, resolution: int = 512) -> None:
     """Where each core sits on the image at every layer: a row per image, a column per budget.
 
     Args:
