@@ -43,7 +43,6 @@ from veca.utils.progress import progress_bar
 Array = NDArray[np.float32]
 Format = Literal["npy", "safetensors"]
 ViewKind = Literal["crop", "whole"]
-View = Callable[[bytes], NDArray[np.uint8]]  # an encoded image → the pixels (3, H, W) that the model sees
 
 SETTINGS_NAME = "features.json"
 REJECTS_NAME = "rejects.jsonl"
@@ -125,10 +124,7 @@ def features(
     if computed_in != FLOAT32:  # else not named, as in folders of before there was a choice
         settings["precision"] = computed_in
     writer = PartWriter(out, format=format, settings=settings)
-    if view == "crop":
-        see: View = lambda data: centre_crop(decode_pixels(data), resolution=resolution)  # noqa: E731
-    else:
-        see = partial(_whole_view, resolution=resolution, patch_size=patch_size)
+    see = partial(_see, view=view, resolution=resolution, patch_size=patch_size)
     before = len(writer.done)
     rejects: dict[str, str] = {}
     window = max(MIN_WINDOW, WINDOW_PIXELS // resolution**2)
@@ -219,7 +215,10 @@ def whole_size(size: tuple[int, int], *, resolution: int, patch_size: int) -> tu
     return width, height
 
 
-def _whole_view(data: bytes, *, resolution: int, patch_size: int) -> NDArray[np.uint8]:
+def _see(data: bytes, *, view: ViewKind, resolution: int, patch_size: int) -> NDArray[np.uint8]:
+    """An encoded image as the model sees it, (3, H, W)."""
+    if view == "crop":
+        return centre_crop(decode_pixels(data), resolution=resolution)
     rgb = decode(data)
     width, height = whole_size((rgb.shape[1], rgb.shape[0]), resolution=resolution, patch_size=patch_size)
     channels = torch.from_numpy(rgb).permute(2, 0, 1)[None]
@@ -284,7 +283,7 @@ def _windows(items: list[Item], load: Callable[[Item], Loaded], *, size: int) ->
             progress.update(len(window))
 
 
-def _load(item: Item, *, done: set[str], see: View) -> Loaded:
+def _load(item: Item, *, done: set[str], see: Callable[[bytes], NDArray[np.uint8]]) -> Loaded:
     try:
         name, data = item.read()
         return Loaded(name, None if name in done else see(data))
