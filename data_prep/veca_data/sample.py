@@ -1,6 +1,6 @@
 """`veca-data sample`: a small labelled image set, made on any machine without a download.
 
-Procedural scenes (see scenes/) become a folder that the probes' readers know::
+Procedural scenes (see scenes.py) become a folder that the probes' readers know::
 
     OUT/images/{train,val}/CLASS/NAME.jpg      CLASS is the class of the largest object
     OUT/semantic/{train,val}/CLASS/NAME.png    8-bit class ids of classes.json, 0 background
@@ -24,10 +24,11 @@ from PIL import Image
 
 from veca.utils.files import atomic_path, write_text_atomic
 from veca_data.pool import advance, default_workers, run_tasks
-from veca_data.scenes import CLASSES, render_scene
+from veca_data.scenes import render_scene
+from veca_data.solids import CLASSES
 
 FORMAT = "veca-sample"
-VERSION = 1  # rises when the same settings give other files
+VERSION = 2  # rises when the same settings give other files
 FINISHED_NAME = "sample.json"
 STARTED_NAME = "sample.started.json"
 

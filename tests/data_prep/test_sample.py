@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from veca_data.sample import FINISHED_NAME, STARTED_NAME, make_sample
-from veca_data.scenes import CLASSES
+from veca_data.solids import CLASSES
 
 SETTINGS: dict[str, Any] = {"count": 30, "size": 32, "seed": 4, "val_share": 0.2}
 KINDS = ("images", "semantic", "instances", "depth")
@@ -88,7 +88,7 @@ def test_written_masks_depth_and_label_agree(sample: Path) -> None:
 def test_settings_are_recorded_last(sample: Path) -> None:
     assert json.loads((sample / FINISHED_NAME).read_text()) == {
         "format": "veca-sample",
-        "version": 1,
+        "version": 2,
         **SETTINGS,
     }
     newest = max(sample.rglob("*"), key=lambda path: path.stat().st_mtime_ns if path.is_file() else 0)

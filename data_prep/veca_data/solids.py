@@ -1,11 +1,12 @@
-"""The object classes: ten solids, each a signed distance function that fits into the unit ball.
+"""The object classes, ten solids as signed distance functions, and how rays meet them (Hart 1996).
 
-A builder draws the proportions of one object and returns its distance function: points (3, n) → (n,).
-Every function here is 1-Lipschitz and vanishes exactly on the surface, so its absolute value never exceeds
-the true distance: a ray may safely advance by it (see march.py). `_smooth_max` keeps this property, because
-its gradient is a convex combination of the gradients of its arguments; it also rounds the edges.
+A builder draws the proportions of one object and returns its distance function: points (3, n) → (n,). Each is
+1-Lipschitz, vanishes exactly on the surface and fits into the unit ball, so a ray may safely advance by it.
+`_smooth_max` keeps this property, because its gradient is a convex combination of those of its arguments; it
+also rounds the edges. Up is y. Star and torus have z as their axis, so that they face a viewer.
 
-Up is y. Star and torus have z as their axis, so that they face a viewer when they stand.
+Rays are origin (3, 1) or (3, n) plus t times direction (3, n); directions need not have unit length.
+Everything is element-wise float32 without BLAS: the same bits whatever the number of threads.
 """
 
 import math
@@ -18,7 +19,12 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float32]
 Distance = Callable[[Floats], Floats]
 
-_ROUNDING = 0.05  # radius of edges, in units of the bounding ball
+# In units of the bounding ball:
+_ROUNDING = 0.05  # radius of edges
+_TOLERANCE = 2e-3  # a hit
+_GRAZE = 0.02  # a hit for a ray that has used up its steps: one that creeps along an edge
+_ROUNDS = 12
+_STEPS = 4  # per round; finished rays leave between rounds, since leaving costs about as much as a step
 
 
 def uniform(rng: Generator, low: float, high: float) -> float:
@@ -27,12 +33,62 @@ def uniform(rng: Generator, low: float, high: float) -> float:
 
 
 def length(points: Floats) -> Floats:
-    """Euclidean norm over the first axis, without BLAS: the same bits whatever the number of threads."""
+    """Euclidean norm over the first axis."""
     total = points[0] * points[0]
     for row in points[1:]:
         total += row * row
     norm: Floats = np.sqrt(total)
     return norm
+
+
+def dot(first: Floats, second: Floats) -> Floats:
+    return np.asarray(first[0] * second[0] + first[1] * second[1] + first[2] * second[2])
+
+
+def rotate(matrix: Floats, points: Floats) -> Floats:
+    """matrix @ points for (3, 3) and (3, n)."""
+    return np.asarray(
+        matrix[:, :1] * points[0] + matrix[:, 1:2] * points[1] + matrix[:, 2:] * points[2], dtype=np.float32
+    )
+
+
+def first_hit(distance: Distance, origin: Floats, direction: Floats, *, near: Floats, far: Floats) -> Floats:
+    """The smallest t in [near, far] on the surface, infinity where the ray misses: (n,)."""
+    hits = np.full(direction.shape[1], np.inf, dtype=np.float32)
+    rays = np.arange(direction.shape[1])
+    t, inverse_speed = near.copy(), 1 / length(direction)
+    for round_number in range(_ROUNDS):
+        for _ in range(_STEPS):
+            gap = distance(origin + t * direction)
+            t += gap * inverse_speed
+        met = gap < (_TOLERANCE if round_number < _ROUNDS - 1 else _GRAZE)
+        hits[rays.compress(met)] = t.compress(met)
+        going = np.flatnonzero(~met & (t < far))
+        if not going.size:
+            break
+        rays, t, far, inverse_speed = rays[going], t[going], far[going], inverse_speed[going]
+        direction = direction.take(going, axis=1)
+        origin = origin if origin.shape[1] == 1 else origin.take(going, axis=1)
+    return hits
+
+
+def normals(distance: Distance, points: Floats) -> Floats:
+    """Outward unit normals (3, n), from differences along the corners of a tetrahedron."""
+    total = np.zeros_like(points)
+    for corner in ((1, -1, -1), (-1, -1, 1), (-1, 1, -1), (1, 1, 1)):
+        offset = np.array(corner, dtype=np.float32)[:, None]
+        total += offset * distance(points + 0.01 * offset)
+    norm: Floats = np.maximum(length(total), 1e-6)
+    return total / norm
+
+
+def ball_span(origin: Floats, direction: Floats) -> tuple[Floats, Floats]:
+    """Where each ray enters and leaves the unit ball; equal where it misses."""
+    squared = dot(direction, direction)
+    middle = -dot(origin, direction) / squared
+    closest = origin + middle * direction
+    half = np.sqrt(np.maximum(1 - dot(closest, closest), 0) / squared)
+    return middle - half, middle + half
 
 
 def _smooth_max(first: Floats, second: Floats) -> Floats:

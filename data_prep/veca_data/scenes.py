@@ -1,19 +1,34 @@
-"""Who stands where: the camera, the room and the bodies of one scene, and what each pixel sees.
+"""Procedural scenes: solids on a floor, with the class, instance, depth and colour of every pixel.
+
+draw_layout (who stands where) → _shade (textures, one light with shadows) → render_scene (pixels)
 
 The world is in metres: x right, y up, z away from the camera; the floor is y = 0, the wall a vertical plane.
 The main body carries the scene's label: it is the largest in the picture and hardly hidden by others. The
 others are tried one by one and kept if that stays true, if they touch nobody and if they can be seen.
+A scene is a pure function of (seed, index, label, size).
 """
 
+import colorsys
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from veca_data.scenes.march import ball_span, first_hit
-from veca_data.scenes.shapes import CLASSES, Distance, Floats, uniform
+from veca_data.solids import (
+    CLASSES,
+    Distance,
+    Floats,
+    ball_span,
+    dot,
+    first_hit,
+    length,
+    normals,
+    rotate,
+    uniform,
+)
 
 _MAX_BODIES = 6
 _TRIES = 24
@@ -21,6 +36,15 @@ _MAIN_VISIBLE = 0.8  # of the main body's pixels
 _OTHER_VISIBLE = 0.35  # of each other body's pixels
 _OTHER_LARGEST = 0.6  # of the main body's visible pixels
 _OTHER_SMALLEST = 0.006  # of the picture
+
+
+class Scene(NamedTuple):
+    """One sample: all arrays are size × size."""
+
+    image: NDArray[np.uint8]  # (size, size, 3) sRGB
+    semantic: NDArray[np.uint8]  # 0 background, else 1 + position of the class in CLASSES
+    instance: NDArray[np.uint8]  # 0 background, 1 the main object
+    depth: NDArray[np.uint16]  # millimetres along the optical axis
 
 
 class Camera(NamedTuple):
@@ -64,14 +88,22 @@ class Layout(NamedTuple):
     instance: NDArray[np.uint8]  # (size * size,)
 
 
+def render_scene(*, seed: int, index: int, label: str, size: int) -> Scene:
+    rng = np.random.default_rng([seed, index])
+    layout = draw_layout(rng, label=label, size=size)
+    colour = _shade(rng, layout)
+    colour *= uniform(rng, 0.24, 0.42) / max(float(np.median(colour[1])), 0.02)
+    picture = np.sqrt(colour / (1 + 0.35 * colour))  # soft highlights, gamma
+    picture += uniform(rng, 0.002, 0.015) * rng.standard_normal(picture.shape, dtype=np.float32)
+    image = (np.clip(picture, 0, 1) * 255 + 0.5).astype(np.uint8).T.reshape(size, size, 3)
+    names = [body.class_name for body in layout.bodies]
+    class_ids = np.array([0, *(1 + list(CLASSES).index(name) for name in names)], dtype=np.uint8)
+    millimetres = np.clip(np.rint(layout.depth * 1000), 1, 65535).astype(np.uint16)
+    instance = layout.instance.reshape(size, size)
+    return Scene(np.ascontiguousarray(image), class_ids[instance], instance, millimetres.reshape(size, size))
+
+
 def draw_layout(rng: Generator, *, label: str, size: int) -> Layout:
-    while True:
-        layout = _try_layout(rng, label=label, size=size)
-        if len(layout.bodies) > 1:  # in about one scene of a hundred there is no room beside the main body
-            return layout
-
-
-def _try_layout(rng: Generator, *, label: str, size: int) -> Layout:
     main = draw_body(rng, class_name=label, scale=uniform(rng, 0.28, 0.42), x=0.0, z=0.0)
     camera = draw_camera(rng, main, size=size)
     wall = _draw_wall(rng)
@@ -90,14 +122,9 @@ def _try_layout(rng: Generator, *, label: str, size: int) -> Layout:
             bodies, areas = [*bodies, body], [*areas, area]
         if len(bodies) == wanted:
             break
+    if len(bodies) == 1:  # in about one scene of a hundred there is no room beside the main body
+        return draw_layout(rng, label=label, size=size)
     return Layout(camera, wall, bodies, depth, instance)
-
-
-def rotate(matrix: Floats, points: Floats) -> Floats:
-    """matrix @ points for (3, 3) and (3, n), without BLAS: the same bits whatever the number of threads."""
-    return np.asarray(
-        matrix[:, :1] * points[0] + matrix[:, 1:2] * points[1] + matrix[:, 2:] * points[2], dtype=np.float32
-    )
 
 
 def draw_body(rng: Generator, *, class_name: str, scale: float, x: float, z: float) -> Body:
@@ -156,13 +183,11 @@ def _window(camera: Camera, body: Body) -> NDArray[np.intp]:
     x, y = camera.focal * x / z, camera.focal * y / z
     reach = body.scale * math.hypot(camera.focal, x, y) / (z - body.scale)
     column, row = camera.centre[0] + x, camera.centre[1] - y
-    columns = _clipped_range(column - reach, column + reach, camera.size)
-    rows = _clipped_range(row - reach, row + reach, camera.size)
+    spans = ((column - reach, column + reach), (row - reach, row + reach))
+    columns, rows = (
+        np.arange(max(0, math.floor(low)), min(camera.size, math.ceil(high) + 1)) for low, high in spans
+    )
     return (rows[:, None] * camera.size + columns).ravel()
-
-
-def _clipped_range(low: float, high: float, size: int) -> NDArray[np.intp]:
-    return np.arange(max(0, math.floor(low)), min(size, math.ceil(high) + 1))
 
 
 def _add(camera: Camera, body: Body, depth: Floats, instance: NDArray[np.uint8], *, number: int) -> int:
@@ -244,3 +269,106 @@ def _lowest_point(distance: Distance, turn: Floats) -> float:
         if gap[last] < 1e-3:
             break
     return float(rise[last]) - 1
+
+
+def _shade(rng: Generator, layout: Layout) -> Floats:
+    """The linear colour of every pixel: (3, size * size)."""
+    camera, room = layout.camera, layout.instance == 0
+    points = camera.origin + layout.depth * camera.rays
+    albedo: Floats = np.empty_like(points)
+    outward: Floats = np.empty_like(points)
+    on_floor = points[1] < 1e-3
+    up = np.array([[0], [1], [0]], dtype=np.float32)
+    for pixels, normal in ((room & on_floor, up), (room & ~on_floor, layout.wall.normal[:, None])):
+        # Solid textures are flat where y = 0, so the floor shows them from another side.
+        albedo[:, pixels] = _draw_texture(rng, vivid=False)(points[:, pixels][[0, 2, 1]])
+        outward[:, pixels] = normal
+    for number, body in enumerate(layout.bodies, start=1):
+        pixels = layout.instance == number
+        local = body.to_local(points[:, pixels])
+        albedo[:, pixels] = _draw_texture(rng, vivid=True)(local)
+        outward[:, pixels] = rotate(body.turn, normals(body.distance, local))
+    azimuth, elevation = uniform(rng, -2.0, 2.0), uniform(rng, 0.6, 1.2)
+    flat = math.cos(elevation)
+    towards = np.array(
+        [[flat * math.sin(azimuth)], [math.sin(elevation)], [-flat * math.cos(azimuth)]], dtype=np.float32
+    )
+    sun = np.maximum(dot(outward, towards), 0)
+    for body in layout.bodies:
+        offset = points - body.centre
+        along = dot(offset, towards)
+        within = (dot(offset, offset) - along * along < body.scale**2) & (along < body.scale)
+        pixels = np.flatnonzero(within)
+        # A start above the surface keeps the body from shading the very point the ray leaves.
+        local = body.to_local((points + 0.015 * outward).take(pixels, axis=1))
+        direction = rotate(body.turn.T, towards)
+        near, far = ball_span(local, direction)
+        direction = np.repeat(direction, len(pixels), axis=1)
+        hit = first_hit(body.distance, local, direction, near=np.maximum(near, 0.04), far=far)
+        sun[pixels[np.isfinite(hit)]] *= 0.15
+    return np.asarray(albedo * (uniform(rng, 0.85, 1.25) * sun + 0.25 + 0.1 * outward[1]))
+
+
+def _draw_texture(rng: Generator, *, vivid: bool) -> Callable[[Floats], Floats]:
+    """A pattern in two linear colours, points (3, n) → (3, n). It depends on no class, so it tells none."""
+    pattern = PATTERNS[rng.integers(len(PATTERNS))](rng)
+    saturation, darkest = (0.8, 0.15) if vivid else (0.4, 0.3)
+    rgb = [
+        colorsys.hsv_to_rgb(uniform(rng, 0, 1), uniform(rng, 0, saturation), uniform(rng, low, 1))
+        for low in (0.5, darkest)
+    ]
+    first, second = np.array(rgb, dtype=np.float32)[:, :, None] ** 2  # undone by the gamma
+    scale = uniform(rng, 0.7, 1.2) if vivid else uniform(rng, 0.3, 0.9)
+    return lambda points: np.asarray(first + (second - first) * pattern(points / scale))
+
+
+def noise(rng: Generator, *, waves: int = 5) -> Callable[[Floats], Floats]:
+    """Smooth noise of about unit period and range [-1, 1]: random plane waves, the finer the weaker."""
+    frequencies = 2.0 * 1.45 ** np.arange(waves)
+    directions = rng.standard_normal((waves, 3))
+    directions *= (frequencies / np.sqrt((directions**2).sum(axis=1)))[:, None]
+    phases = rng.uniform(0, 2 * math.pi, waves)
+    columns = (*directions.T.tolist(), phases.tolist(), (1 / frequencies).tolist())
+    terms = list(zip(*columns, strict=True))
+
+    def value(p: Floats) -> Floats:
+        total: Floats = np.zeros_like(p[0])
+        for x, y, z, phase, weight in terms:
+            total += weight * np.sin(x * p[0] + y * p[1] + z * p[2] + phase)
+        return total
+
+    return value
+
+
+def _edge(signed: Floats) -> Floats:
+    """A step at zero, about as wide as a pixel."""
+    return np.asarray(np.clip(0.5 + 8 * signed, 0, 1))
+
+
+def _clouds(rng: Generator) -> Distance:
+    cloud = noise(rng)
+    return lambda p: np.clip(0.4 + 0.4 * cloud(p), 0, 1)
+
+
+def _stripes(rng: Generator) -> Distance:
+    angle, rise, duty = uniform(rng, 0, math.pi), uniform(rng, -5, 5), uniform(rng, -0.4, 0.4)
+    x, y = math.cos(angle) * 6, math.sin(angle) * 6
+    return lambda p: _edge(np.sin(x * p[0] + y * p[1] + rise * p[2]) - duty)
+
+
+def _checks(rng: Generator) -> Distance:
+    frequency = uniform(rng, 4.5, 6.5)
+    return lambda p: _edge(np.prod(np.sin(frequency * p + np.array([[0], [0], [1.6]], np.float32)), axis=0))
+
+
+def _dots(rng: Generator) -> Distance:
+    frequency, radius = uniform(rng, 1.6, 2.4), uniform(rng, 0.28, 0.38)
+    return lambda p: _edge(radius - length(p * frequency - np.rint(p * frequency)))
+
+
+def _marble(rng: Generator) -> Distance:
+    cloud, turbulence = noise(rng), uniform(rng, 1.5, 3.5)
+    return lambda p: np.asarray(1 - np.sqrt(np.abs(np.sin(2.5 * p.sum(axis=0) + turbulence * cloud(p)))))
+
+
+PATTERNS = (_clouds, _stripes, _checks, _dots, _marble)  # points (3, n) → weights (n,) in [0, 1]
