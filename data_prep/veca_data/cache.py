@@ -34,10 +34,17 @@ from veca.utils.precision import (
     resolve_precision,
 )
 from veca.utils.recipes import load_recipe
-from veca_data.cache_views import ViewData, list_shards, pending_shards
-from veca_data.cache_writer import TargetWriter, TeacherPass, write_index, write_projection
 from veca_data.pool import default_workers
 from veca_data.records import PARTS, Summary
+from veca_data.targets import (
+    TargetWriter,
+    TeacherPass,
+    ViewData,
+    list_shards,
+    pending_shards,
+    write_index,
+    write_projection,
+)
 
 
 class Devices(NamedTuple):
@@ -160,16 +167,10 @@ def read_recipe(path: Path) -> Recipe:
 
 
 def summary_text(summary: Summary, seconds: float) -> str:
-    lines = [str(summary.out)]
-    for split, shards in summary.splits.items():
-        samples, size = sum(shard.samples for shard in shards), sum(shard.bytes for shard in shards)
-        total, each = f"{size / 1e9:.3g} GB", f"{size / max(1, samples) / 1e3:.3g} kB each"
-        lines.append(f"  {split:6} {samples:,} samples in {len(shards):,} shards, {total}, {each}")
-    reasons = ", ".join(f"{reason} {count:,}" for reason, count in summary.reasons.most_common(6))
-    lines.append(f"  without targets: {summary.rejects:,}{f' ({reasons})' if reasons else ''}")
-    lines.append(f"  made in {timedelta(seconds=round(seconds))}; to train from it:")
-    lines.append(f"  --model.teacher veca.teachers.CachedTargets --model.teacher.path {summary.out}")
-    return "\n".join([*lines, ""])
+    return (
+        f"{summary.text()}\n  made in {timedelta(seconds=round(seconds))}; to train from it:\n"
+        f"  --model.teacher veca.teachers.CachedTargets --model.teacher.path {summary.out}\n"
+    )
 
 
 def _open_images(folder: str) -> Source:

@@ -2,8 +2,8 @@
 
 Per shard: the file and its size, its checksum, its members (names, order, adjacency, allowed suffixes),
 its offsets, the metadata of each sample and, with `decode`, the picture itself. Over all shards: keys
-that come twice, and tars that the index does not list. Serves shards of images and of cached targets; what
-only a cache has is looked at in cache_check.py.
+that come twice, and tars that the index does not list. Of cached targets also arrays, views, and whether they
+are of the images beside them, in their order.
 """
 
 import hashlib
@@ -13,16 +13,15 @@ import re
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from veca.data.cached import CacheSpec, is_cache, open_cache
+from veca.data.cached import BLOCK, Cache, CacheSpec, Layout, is_cache, open_cache
 from veca.data.decode import BadImage, decode
-from veca.data.index import SPLITS, ShardInfo, load_index, load_offsets, offsets_name
+from veca.data.index import INDEX_NAME, SPLITS, ShardInfo, load_index, load_offsets, offsets_name
 from veca.data.tars import BrokenArchive, list_members, open_archive, read_member
-from veca_data.cache_check import cache_problems, order_problems, sample_problems
 from veca_data.pool import advance, num_workers, run_tasks
 
 IMAGES = ("jpg", "png", "webp")
@@ -73,7 +72,7 @@ def check(
     if is_cache(index):
         cache = open_cache(folder)
         spec = cache.spec
-        problems += cache_problems(cache)
+        problems += _cache_problems(cache)
     results = run_tasks(
         partial(check_shard, folder, decode_images, spec),
         shards,
@@ -109,7 +108,7 @@ def check_shard(folder: Path, decode_images: bool, spec: CacheSpec | None, shard
             keys.append(sample[0].key)
             if spec and layout:
                 members = {member.suffix: member.data for member in sample}
-                problems += (f"{sample[0].key}: {line}" for line in sample_problems(spec, layout, members))
+                problems += (f"{sample[0].key}: {line}" for line in _target_problems(spec, layout, members))
             else:
                 problems += _sample_problems(sample, decode_images)
     except BrokenArchive as error:
@@ -118,7 +117,7 @@ def check_shard(folder: Path, decode_images: bool, spec: CacheSpec | None, shard
         problems.append(f"holds {len(keys):,} samples; the index says {shard.samples:,}")
     problems += _offset_problems(folder / offsets_name(shard.name), [*starts, stop])
     if spec:
-        problems += order_problems(folder, shard.name, keys)
+        problems += _order_problems(folder, shard.name, keys)
     return Finding(shard.name, problems, _hashes(keys))
 
 
@@ -232,3 +231,91 @@ def _keys_in_two_shards(folder: Path, findings: list[Finding]) -> Iterator[str]:
         wanted = keys[order[i]]
         name = next(name for name in names if _hashes([name])[0] == wanted)
         yield f"{second}: key {name} also lies in {first}"
+
+
+def _cache_problems(cache: Cache) -> Iterator[str]:
+    """Over all shards: those that are not listed, the projection, and whether the images are the same."""
+    listed = {info.name: info.samples for infos in cache.index.splits.values() for info in infos}
+    yield from (f"{name}: not listed in {INDEX_NAME}" for name in cache.spec.images if name not in listed)
+    try:
+        _ = cache.projection_path
+    except FileNotFoundError as error:
+        yield str(error)
+    images = cache.folder.parent
+    if not (images / INDEX_NAME).is_file():
+        return  # a cache may be kept elsewhere; then there is nothing to compare it with
+    there = {info.name: info for infos in load_index(images).splits.values() for info in infos}
+    for name, sha256 in cache.spec.images.items():
+        if name not in there or there[name].sha256 != sha256:
+            yield f"{name}: the targets were made of another {images / name}"
+        elif name in listed and there[name].samples != listed[name]:
+            yield f"{name}: holds {listed[name]:,} samples, the images {there[name].samples:,}"
+
+
+def _target_problems(spec: CacheSpec, layout: Layout, members: dict[str, bytes]) -> Iterator[str]:
+    """What is wrong with one sample; `members` maps suffixes to contents in the order of the tar."""
+    from veca.data.augment import view_from_json  # only here: loads OpenCV
+
+    try:
+        about = json.loads(members["json"])
+        if about["targets"] != spec.fingerprint:
+            yield f"belongs to the cache {about['targets']}"
+        wanted = [] if "skipped" in about else list(layout.members)
+        views = {
+            f"{name}.npy": view_from_json(json.dumps(view)) for name, view in about.get("views", {}).items()
+        }
+    except (KeyError, TypeError, ValueError) as error:
+        yield f".json is missing or damaged: {error!r}"
+        return
+    if list(members)[1:] != wanted or sorted(views) != sorted(wanted):
+        yield f"holds {len(members) - 1} arrays and {len(views)} views, not {len(wanted)} in their order"
+        return
+    for name in wanted:
+        yield from _array_problems(name, members[name], layout, resolution=views[name].resolution)
+
+
+def _order_problems(cache_folder: Path, shard: str, keys: Sequence[str]) -> Iterator[str]:
+    """Whether the keys are those of the images' shard, one by one."""
+    images = cache_folder.parent / shard
+    if not images.is_file() or not images.with_name(offsets_name(shard)).is_file():
+        return
+    for number, (wanted, key) in enumerate(zip(_image_keys(images, samples=len(keys)), keys, strict=True)):
+        if wanted != key:
+            yield f"{key}: sample {number} of the images is {wanted}; the order is another one"
+            return
+
+
+def _array_problems(name: str, data: bytes, layout: Layout, *, resolution: int) -> Iterator[str]:
+    from veca.data.cached_arrays import npy_rows
+
+    try:
+        rows = npy_rows(np.frombuffer(data, np.uint8), layout, resolution)
+    except ValueError as error:
+        yield f"{name} {error}"
+        return
+    if not _is_finite(rows, layout):
+        yield f"{name} holds numbers that are not finite"
+
+
+def _is_finite(rows: "np.ndarray[Any, np.dtype[np.uint8]]", layout: Layout) -> bool:
+    if layout.dtype == "bf16":
+        exponents = np.ascontiguousarray(rows).view("<u2") & 0x7F80
+        return not bool((exponents == 0x7F80).any())
+    numbers = rows[:, :2] if layout.dtype == "int8" else rows
+    return bool(np.isfinite(np.ascontiguousarray(numbers).view("<f2")).all())
+
+
+def _image_keys(tar: Path, *, samples: int) -> Iterator[str]:
+    """The first member's key at each offset."""
+    try:
+        offsets = load_offsets(tar.with_name(offsets_name(tar.name)), samples=samples)
+    except ValueError:
+        yield from [""] * samples  # the images have another number of samples
+        return
+    descriptor = os.open(tar, os.O_RDONLY)
+    try:
+        for offset in offsets[:-1].tolist():
+            name = os.pread(descriptor, BLOCK, offset)[:100].rstrip(b"\0").decode("utf-8", "replace")
+            yield name.partition(".")[0]
+    finally:
+        os.close(descriptor)

@@ -271,14 +271,14 @@ def _sample(**values: Any) -> int:
 
 
 def _scan(**values: Any) -> int:
-    from veca_data.scan import scan
+    from veca_data.inspect import scan
 
     print(scan(**values).text())
     return 0
 
 
 def _shards(**values: Any) -> int:
-    from veca_data.shards import make_shards
+    from veca_data.pack import make_shards
 
     summary = make_shards(**values)
     if summary is not None:
@@ -287,7 +287,7 @@ def _shards(**values: Any) -> int:
 
 
 def _merge(**values: Any) -> int:
-    from veca_data.shards import merge_parts
+    from veca_data.pack import merge_parts
 
     print(merge_parts(**values).text())
     return 0
@@ -311,7 +311,7 @@ def _cache(**values: Any) -> int:
 
 
 def _estimate(**values: Any) -> int:
-    from veca_data.estimate import estimate
+    from veca_data.inspect import estimate
 
     print(estimate(**values))
     return 0
@@ -326,7 +326,7 @@ def _size(text: str) -> int:
 
 
 def _part(text: str) -> object:
-    from veca_data.shards import Part
+    from veca_data.pack import Part
 
     match = re.fullmatch(r"(\d+)/(\d+)", text)
     if not match:

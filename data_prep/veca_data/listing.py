@@ -37,6 +37,11 @@ class Reject(NamedTuple):
     path: str
     reason: str
 
+    @property
+    def kind(self) -> str:
+        """What rejects are counted by."""
+        return self.reason.partition(":")[0]
+
 
 @dataclass(frozen=True)
 class Listing:

@@ -1,5 +1,8 @@
 """Source → plan: which image goes into which shard, fixed before anything is written.
 
+A source with folders `train/` and `val/` (or `images/train/` …, or `test/`) has splits of its own; any other
+gives a seeded share of its images to val.
+
 Images that can be read in any order are shuffled as a whole (by rank, see listing.py), split, and cut
 into slices; each slice is a shard. A compressed tar can only be read from its start: it gets a number
 of shards from its size, and its images are shuffled among those; the archives themselves are shuffled.
@@ -11,7 +14,7 @@ depends on its slice alone, and shards can be made in any order, by any worker, 
 import hashlib
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice, pairwise
@@ -23,25 +26,22 @@ from numpy.typing import NDArray
 
 from veca.data.index import SPLITS, shard_name
 from veca.data.tars import BrokenArchive
+from veca_data.archives import stream_tar
 from veca_data.images import Encoding
 from veca_data.listing import Listing, Reject, ranks
-from veca_data.sources import Source, Stream
-from veca_data.splits import (
-    NO_SPLIT,
-    OUTSIDE,
-    VAL,
-    Ints,
-    checked_val_share,
-    first_of_each,
-    folder_splits,
-    split_orders,
-)
-from veca_data.tars import stream_tar
+from veca_data.source import Source, Stream
 
 DEFAULT_SHARD_BYTES = 256_000_000
+DEFAULT_VAL_SHARE = 0.01
+TRAIN, VAL, TEST = (SPLITS.index(split) for split in ("train", "val", "test"))
+NO_SPLIT = len(SPLITS)
+OUTSIDE = "outside train/, val/ and test/"
 MAX_SHARD_SAMPLES = 10_000  # of a shard by bytes
 
 _PEEK = 64  # files that tell the mean size in a compressed tar
+
+
+Ints = NDArray[np.int64]
 
 
 class ShardSize(NamedTuple):
@@ -224,3 +224,64 @@ def _fingerprint(source: Source, hashes: NDArray[np.uint64]) -> str:
         "\0".join(sorted(stream.name for stream in source.streams)).encode("utf-8", "surrogateescape")
     )
     return digest.hexdigest()
+
+
+def first_of_each(listing: Listing, hashes: NDArray[np.uint64]) -> tuple[NDArray[np.bool_], list[Reject]]:
+    """Which entries to keep when a name comes twice: its key would, too."""
+    keep = np.ones(len(hashes), dtype=bool)
+    order = np.argsort(hashes, kind="stable")
+    keep[order[1:][hashes[order][1:] == hashes[order][:-1]]] = False
+    twice = [
+        Reject(os.fsdecode(listing.raw_name(i)), "the same name comes twice")
+        for i in map(int, np.flatnonzero(~keep))
+    ]
+    return keep, twice
+
+
+def folder_splits(names: Iterable[bytes]) -> NDArray[np.uint8] | None:
+    """The split each name's folder tells (`train/…`, `images/val/…`), or None where folders tell none."""
+    known = {split.encode(): code for code, split in enumerate(SPLITS)}
+    codes = bytearray()
+    for name in names:
+        parts = name.split(b"/", 2)
+        folder = parts[1] if parts[0] == b"images" and len(parts) == 3 else parts[0]
+        codes.append(known.get(folder, NO_SPLIT) if len(parts) > 1 else NO_SPLIT)
+    found = set(codes)
+    return np.frombuffer(codes, dtype=np.uint8) if TRAIN in found and found & {VAL, TEST} else None
+
+
+def split_orders(
+    rank: NDArray[np.uint64],
+    keep: NDArray[np.bool_],
+    *,
+    codes: NDArray[np.uint8] | None,
+    val_share: float,
+    at_least_one: bool = True,
+) -> dict[str, Ints]:
+    """Split → entries by rank. Without splits of its own, the source gives its lowest ranks to val."""
+    order = np.argsort(rank, kind="stable")
+    order = order[keep[order]]
+    if codes is not None:
+        splits = {split: order[codes[order] == code] for code, split in enumerate(SPLITS)}
+    else:
+        splits = {"train": order, "val": order[:0]}
+    if val_share and len(splits["train"]):
+        train = splits["train"]
+        wanted = int(np.searchsorted(rank[train], np.uint64(val_share * 2**64)))
+        if at_least_one and len(train) > 1:
+            wanted = min(max(round(len(train) * val_share), 1), len(train) - 1)
+        splits["val"], splits["train"] = train[:wanted], train[wanted:]
+    return {split: indices for split, indices in splits.items() if len(indices)}
+
+
+def checked_val_share(val_share: float | None, *, has_val: bool) -> float:
+    if val_share is None:
+        return 0.0 if has_val else DEFAULT_VAL_SHARE
+    if has_val:
+        raise ValueError(
+            f"val_share must be left out for a source with its own val folder; got {val_share}. "
+            "Leave it out, or point at the train folder alone."
+        )
+    if not 0 <= val_share < 1:
+        raise ValueError(f"val_share must be at least 0 and below 1; got {val_share}. Try 0.01.")
+    return val_share

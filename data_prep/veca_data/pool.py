@@ -117,7 +117,9 @@ def _context() -> Any:
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["veca_data.cli", "veca_data.shards", "veca_data.scan", "veca_data.check"])
+    context.set_forkserver_preload(
+        ["veca_data.cli", "veca_data.pack", "veca_data.inspect", "veca_data.check"]
+    )
     return context
 
 

@@ -1,18 +1,22 @@
-"""The working folder `.parts/` of a dataset: what it is being filled with, and which shards are done.
+"""The working folder `.parts/` of a dataset: what it is to hold, and which shards are done.
 
     .parts/plan.json             seed, options and shard names; another source, seed or option is refused
     .parts/rejects.jsonl         inputs that were rejected before any shard
     .parts/train-000000.json     Record of a finished shard
 
-Everything here is written whole or not at all, so what is there can be trusted after any crash.
+Everything here is written whole or not at all, so what is there can be trusted after any crash. Of a shard
+the tar comes first, then its offsets, then its record.
 """
 
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from veca.data.index import (
     INDEX_NAME,
@@ -23,9 +27,10 @@ from veca.data.index import (
     load_index,
     offsets_name,
 )
-from veca.utils.files import atomic_path, write_text_atomic
+from veca.utils.files import atomic_path, in_bytes, write_text_atomic
 from veca_data.listing import Reject
 from veca_data.plan import Plan, StreamTask
+from veca_data.writer import SampleWriter
 
 PARTS = ".parts"
 REJECTS_NAME = "rejects.jsonl"
@@ -41,14 +46,21 @@ class Record(NamedTuple):
     source_bytes: int
     rejects: Sequence[Reject]
 
+    @property
+    def info(self) -> ShardInfo:
+        return ShardInfo(self.name, self.samples, self.bytes, self.sha256)
+
 
 class Summary(NamedTuple):
     """What a finished dataset holds."""
 
     out: Path
     splits: dict[str, list[ShardInfo]]
-    rejects: int
-    reasons: Counter[str]
+    reasons: Counter[str]  # of rejects
+
+    @property
+    def rejects(self) -> int:
+        return self.reasons.total()
 
     @property
     def samples(self) -> int:
@@ -57,11 +69,11 @@ class Summary(NamedTuple):
     def text(self) -> str:
         lines = [f"{self.out / INDEX_NAME}"]
         for split, shards in self.splits.items():
-            size = sum(shard.bytes for shard in shards)
-            samples = sum(shard.samples for shard in shards)
-            lines.append(f"  {split:6} {samples:,} samples in {len(shards):,} shards, {size / 1e9:.2f} GB")
+            samples, size = sum(shard.samples for shard in shards), sum(shard.bytes for shard in shards)
+            sizes = f"{in_bytes(size)}, {in_bytes(size / max(1, samples))} each"
+            lines.append(f"  {split:6} {samples:,} samples in {len(shards):,} shards, {sizes}")
         reasons = ", ".join(f"{reason} {count:,}" for reason, count in self.reasons.most_common(6))
-        lines.append(f"  {REJECTS_NAME}: {self.rejects:,}{f' ({reasons})' if reasons else ''}")
+        lines.append(f"  rejected {self.rejects:,}{f' ({reasons})' if reasons else ''}")
         return "\n".join(lines)
 
 
@@ -70,8 +82,7 @@ def claim_folder(out: Path, plan: Plan) -> Plan:
     _check_place(out, plan.source.path)
     _check_same(out, plan)
     (out / PARTS).mkdir(parents=True, exist_ok=True)
-    with atomic_path(out / PARTS / REJECTS_NAME) as temporary:
-        _write_rejects(temporary, plan.rejects)
+    _write_rejects(out / PARTS / REJECTS_NAME, plan.rejects)
     plan_path = out / PARTS / "plan.json"
     if plan_path.is_file():
         named = json.loads(plan_path.read_text(encoding="utf-8"))["archives"]
@@ -87,6 +98,29 @@ def claim_folder(out: Path, plan: Plan) -> Plan:
     }
     write_text_atomic(plan_path, json.dumps(body, indent=1))
     return plan
+
+
+@contextmanager
+def new_shard(out: Path, shard: str, *, source_bytes: int = 0) -> Iterator[tuple[SampleWriter, list[Reject]]]:
+    """A shard in the making, and the list of its rejects; nothing is left of it after an error."""
+    rejects: list[Reject] = []
+    with atomic_path(out / shard) as temporary, SampleWriter(temporary) as writer:
+        yield writer, rejects
+    if writer.samples:
+        with atomic_path(out / offsets_name(shard)) as temporary, temporary.open("wb") as file:
+            np.save(file, writer.offsets)
+    else:
+        (out / shard).unlink()
+    write_record(out, Record(shard, writer.samples, writer.bytes, writer.sha256, source_bytes, rejects))
+
+
+def remove_leftovers(out: Path, shards: Iterable[str]) -> None:
+    """Remove the temporary files that a killed run left of these shards."""
+    names = {shard.removesuffix(".tar") for shard in shards}
+    for folder in (out, out / PARTS):
+        for path in folder.glob(".*.tmp"):
+            if path.name.lstrip(".").partition(".")[0] in names:
+                path.unlink(missing_ok=True)
 
 
 def write_record(out: Path, record: Record) -> None:
@@ -128,18 +162,15 @@ def finish(out: Path, *, max_rejects: float) -> Summary:
     share = summary.rejects / max(1, summary.rejects + summary.samples)
     if share > max_rejects or not summary.samples:
         (out / INDEX_NAME).unlink(missing_ok=True)
+        above = min(1.0, round(share + 0.005, 2))
         raise RuntimeError(
             f"{summary.rejects:,} of {summary.rejects + summary.samples:,} images were rejected "
             f"({share:.2%}; max_rejects allows {max_rejects:.2%}), so {INDEX_NAME} was not written. "
-            f"Look into {out / REJECTS_NAME}; to accept it, run again with --max-rejects {_above(share)}."
+            f"Look into {out / REJECTS_NAME}; to accept it, run again with --max-rejects {above}."
         )
     index = ShardIndex(seed=plan["seed"], options=plan["options"], splits=summary.splits)
     write_text_atomic(out / INDEX_NAME, index_to_json(index))
     return summary
-
-
-def _above(share: float) -> float:
-    return min(1.0, round(share + 0.005, 2))
 
 
 def _gather(out: Path, shards: list[str]) -> Summary:
@@ -148,34 +179,27 @@ def _gather(out: Path, shards: list[str]) -> Summary:
     reasons: Counter[str] = Counter()
 
     def rejects() -> Iterator[Reject]:
-        yield from _read_rejects(out / PARTS / REJECTS_NAME)
+        with (out / PARTS / REJECTS_NAME).open(encoding="ascii") as file:
+            yield from (Reject(**json.loads(line)) for line in file)
         for shard in shards:
             record = read_record(out, shard)
             assert record is not None, f"{shard} vanished"
             if record.samples:
-                info = ShardInfo(record.name, record.samples, record.bytes, record.sha256)
-                splits[shard.partition("-")[0]].append(info)
+                splits[shard.partition("-")[0]].append(record.info)
             yield from record.rejects
 
     def counted() -> Iterator[Reject]:
         for reject in rejects():
-            reasons[reject.reason.partition(":")[0]] += 1
+            reasons[reject.kind] += 1
             yield reject
 
-    with atomic_path(out / REJECTS_NAME) as temporary:
-        _write_rejects(temporary, counted())
-    return Summary(out, {split: infos for split, infos in splits.items() if infos}, reasons.total(), reasons)
+    _write_rejects(out / REJECTS_NAME, counted())
+    return Summary(out, {split: infos for split, infos in splits.items() if infos}, reasons)
 
 
 def _write_rejects(path: Path, rejects: Iterable[Reject]) -> None:
-    with path.open("w", encoding="ascii") as file:
+    with atomic_path(path) as temporary, temporary.open("w", encoding="ascii") as file:
         file.writelines(json.dumps(reject._asdict()) + "\n" for reject in rejects)
-
-
-def _read_rejects(path: Path) -> Iterator[Reject]:
-    with path.open(encoding="ascii") as file:
-        for line in file:
-            yield Reject(**json.loads(line))
 
 
 def _record_path(out: Path, shard: str) -> Path:

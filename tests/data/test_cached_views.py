@@ -26,7 +26,7 @@ from veca.data.sources import open_sources
 from veca.teachers import EfficientNetTeacher, OfflineTeacher
 from veca.types import Batch, Targets
 from veca_data.cache import NamedTeacher, make_cache
-from veca_data.shards import make_shards as pack_images
+from veca_data.pack import make_shards as pack_images
 
 LEAST_COSINE = {"fp16": 0.9999, "bf16": 0.9999, "int8": 0.999}
 

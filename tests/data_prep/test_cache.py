@@ -18,8 +18,8 @@ from tests.data.shards import tiny_jpeg, write_dataset
 from veca.data.cached import open_cache
 from veca.teachers import OfflineTeacher
 from veca_data.cache import NamedTeacher, cache, load_teacher, make_cache, read_recipe
-from veca_data.cache_writer import TargetWriter
 from veca_data.cli import main
+from veca_data.targets import TargetWriter
 
 OFFLINE = "veca.teachers.OfflineTeacher"
 COMMAND = [str(Path(sys.executable).with_name("veca-data")), "cache"]  # ranks are started by its name
@@ -124,7 +124,7 @@ def test_bad_images_keep_their_place(tmp_path: Path, capsys: pytest.CaptureFixtu
     broken = [("s00001.jpg", tiny_jpeg(1)[:300]), ("s00001.json", b"{}")]
     shards = write_dataset(tmp_path / "shards", [3], replace={"s00001": broken})
     text = cache(shards, teacher=OFFLINE, resolutions=[32], views=2, dtype="fp16", devices="1", workers=0)
-    assert "without targets: 1 (" in text
+    assert "rejected 1 (" in text
     (folder,) = shards.glob("targets-*")
     offsets = np.load(folder / "train-000000.offsets.npy")
     assert np.diff(offsets)[1] == 1024 < np.diff(offsets)[0]

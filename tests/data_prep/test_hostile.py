@@ -12,13 +12,12 @@ import pytest
 
 from tests.data import hostile
 from veca.data.decode import BadImage
-from veca_data import tars
-from veca_data.estimate import estimate_shards
+from veca_data import archives
+from veca_data.archives import stream_tar
 from veca_data.images import Encoding
-from veca_data.scan import scan
-from veca_data.shards import make_shards
-from veca_data.sources import open_source, read_entry
-from veca_data.tars import stream_tar
+from veca_data.inspect import estimate_shards, scan
+from veca_data.pack import make_shards
+from veca_data.source import open_source, read_entry
 
 
 @pytest.fixture(autouse=True)
@@ -141,7 +140,7 @@ def test_a_damaged_entry_of_a_zip_is_a_reject(kind, tmp_path, jpegs):
 @pytest.mark.parametrize("inside", ["image", "words"])
 def test_a_bomb_in_a_compressed_tar_is_not_read_to_its_end(inside, tmp_path, jpegs, monkeypatch):
     """With a smaller limit: a bomb above the real one takes seconds to make."""
-    monkeypatch.setattr(tars, "MAX_FILE_BYTES", 2**20)
+    monkeypatch.setattr(archives, "MAX_FILE_BYTES", 2**20)
     path = tmp_path / "x.tar.gz"
     name = "b.jpg" if inside == "image" else "b.bin"
     path.write_bytes(gzip.compress(hostile.plain_tar({"a.jpg": jpegs[0], name: bytes(2**25)})))
@@ -151,7 +150,7 @@ def test_a_bomb_in_a_compressed_tar_is_not_read_to_its_end(inside, tmp_path, jpe
 
 
 def test_a_large_file_beside_images_is_no_bomb(tmp_path, jpegs, monkeypatch):
-    monkeypatch.setattr(tars, "MAX_FILE_BYTES", 2**20)
+    monkeypatch.setattr(archives, "MAX_FILE_BYTES", 2**20)
     path = tmp_path / "x.tar.gz"
     path.write_bytes(gzip.compress(hostile.plain_tar({"a.bin": os.urandom(2**21), "b.jpg": jpegs[0]})))
     assert scan(path, workers=1).images == 1

@@ -16,7 +16,7 @@ import pytest
 
 from veca_data.images import Encoding
 from veca_data.plan import ShardSize, make_plan
-from veca_data.sources import open_source
+from veca_data.source import open_source
 
 LIMIT = 500 * 10**6
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from veca.utils.files import atomic_path, write_text_atomic
+from veca.utils.files import atomic_path, in_bytes, write_text_atomic
 
 
 def test_a_failed_write_keeps_the_old_file_and_leaves_nothing_else(tmp_path: Path) -> None:
@@ -48,3 +48,20 @@ def test_a_writer_finds_no_file_and_has_to_make_one(tmp_path: Path) -> None:
     assert (tmp_path / "new").read_bytes() == b"content"
     with pytest.raises(FileNotFoundError), atomic_path(tmp_path / "none"):
         pass
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
+        (0, "0 B"),
+        (512, "512 B"),
+        (999.6, "1 kB"),
+        (76_723, "76.7 kB"),
+        (3.4e6, "3.4 MB"),
+        (999_499_999, "999 MB"),
+        (367.2e9, "367 GB"),
+        (81.2e12, "81,200 GB"),
+    ],
+)
+def test_bytes_are_told_in_the_unit_that_fits(size: float, text: str) -> None:
+    assert in_bytes(size) == text

@@ -311,7 +311,7 @@ def _tar(files: Path, work: Path, *, sync: bool) -> None:
 
 def _make_shards(files: Path, out: Path, **options: Any) -> None:
     # Only here: the library itself does not need the stage that comes before it.
-    from veca_data.shards import make_shards
+    from veca_data.pack import make_shards
 
     shutil.rmtree(out, ignore_errors=True)
     with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):

@@ -120,9 +120,7 @@ VERBS = {
     "bench loader": Verb("veca.bench.data:loader", "images/s of the loader", ""),
     "bench pixels": Verb("veca.bench.data:pixels", "images/s of decoding and augmenting", "", ("photos",)),
     "bench cache": Verb("veca.bench.training:cache", "cached targets beside a live teacher", ""),
-    "bench probe": Verb(
-        "veca.bench.training:probe", "thirteen rates at once, against one by one", ""
-    ),
+    "bench probe": Verb("veca.bench.training:probe", "thirteen rates at once, against one by one", ""),
     "bench shards": Verb("veca.bench.data:shards", "speed of making shards", "", ("folder",)),
 }
 GROUPS = {

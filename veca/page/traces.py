@@ -14,10 +14,8 @@ from PIL import Image
 from torch import Tensor
 
 from veca.data.decode import pixels_from_pil
-from veca.data.views import normalise
-from veca.flops import student_flops
 from veca.data.views import centre_crop, normalise
-from veca.flops.model import student_flops
+from veca.flops import student_flops
 from veca.model import Size, Veca
 from veca.utils.precision import FLOAT32, InferencePrecision, computing_in
 

@@ -45,6 +45,15 @@ def check_writable(folder: Path) -> None:
         raise OSError(f"out: {folder} cannot be written: {there}: {why}. Choose another folder.")
 
 
+def in_bytes(size: float) -> str:
+    """`512 B`, `10.2 kB`, `3.4 MB`, `367 GB`: three digits in the decimal unit that fits."""
+    for unit in ("B", "kB", "MB"):
+        if size < 999.5:
+            return f"{size:.3g} {unit}"
+        size /= 1000
+    return f"{size:.3g} GB" if size < 999.5 else f"{size:,.0f} GB"
+
+
 def _sync_folder(folder: Path) -> None:
     descriptor = os.open(folder, os.O_RDONLY)
     try:

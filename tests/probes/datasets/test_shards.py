@@ -12,7 +12,7 @@ from tests.data import hostile
 from tests.data.shards import tiny_jpeg, write_dataset
 from tests.probes.datasets.trees import write_classes, write_text
 from veca.probes.datasets import open_dataset
-from veca_data.shards import make_shards
+from veca_data.pack import make_shards
 
 Members = dict[str, bytes]
 

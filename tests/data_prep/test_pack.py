@@ -16,9 +16,13 @@ from pathlib import Path
 import pytest
 
 import veca.utils.files
+from veca.data.decode import BadImage
 from veca.data.index import load_index, load_offsets
 from veca_data.check import check
-from veca_data.shards import Part, make_shards, merge_parts
+from veca_data.images import Encoding
+from veca_data.listing import Entry
+from veca_data.pack import Job, Part, make_shards, merge_parts, write_shard
+from veca_data.records import PARTS, read_record
 
 SHARDS = {"shard_samples": 7, "val_share": 0.1, "workers": 1}
 
@@ -406,3 +410,43 @@ def test_real_photos(shared_data, tmp_path):
 def test_renames_are_what_the_crash_test_counts():
     """The crash test intercepts Path.replace; were atomic_path to rename otherwise, it would test nothing."""
     assert "replace" in veca.utils.files.atomic_path.__wrapped__.__code__.co_names
+
+
+SHARD = "train-000000.tar"
+
+
+@pytest.fixture
+def job(tmp_path) -> Job:
+    (tmp_path / PARTS).mkdir()
+    return Job(root=Path(), out=tmp_path, encoding=Encoding(), seed=0)
+
+
+def test_a_bad_image_is_a_reject_and_the_rest_goes_on(job, jpegs, read_samples):
+    def read(entry: Entry) -> bytes:
+        if entry.size == 1:
+            raise BadImage("unreadable", "no")
+        return jpegs[entry.size]
+
+    entries = [Entry(f"{i}.jpg", i, 0, "") for i in range(4)]
+    write_shard(job, SHARD, entries, read, source_bytes=9)
+    record = read_record(job.out, SHARD)
+    assert (record.samples, record.source_bytes) == (3, 9)
+    assert [tuple(reject) for reject in record.rejects] == [("1.jpg", "unreadable: no")]
+    [samples] = read_samples(job.out).values()
+    assert [json.loads(sample["json"])["source"] for sample in samples.values()] == [
+        "0.jpg",
+        "2.jpg",
+        "3.jpg",
+    ]
+
+
+def test_an_error_leaves_nothing_behind(job, jpegs):
+    def read(entry: Entry) -> bytes:
+        if entry.size == 2:
+            raise MemoryError
+        return jpegs[entry.size]
+
+    with pytest.raises(MemoryError):
+        write_shard(job, SHARD, [Entry(f"{i}.jpg", i, 0, "") for i in range(4)], read, source_bytes=0)
+    assert [path.name for path in job.out.iterdir()] == [PARTS]
+    assert not list((job.out / PARTS).iterdir())

@@ -1,14 +1,17 @@
-"""Tar archives, plain and compressed, whole and broken."""
+"""Archives, plain and compressed, whole and broken."""
 
 import gzip
 import io
 import tarfile
+import zipfile
 from pathlib import Path
 
 import pytest
 
+from veca.data.decode import BadImage
 from veca.data.tars import BrokenArchive
-from veca_data.tars import hides, list_tar, spill, stream_tar
+from veca_data.archives import hides, list_tar, list_zip, read_zip_member, stream_tar
+from veca_data.pack import _spill
 
 MEMBERS = {f"patch0/img_{i}.jpg": bytes([i]) * (100 + 400 * i) for i in range(5)}
 
@@ -45,7 +48,7 @@ def test_a_compressed_tar_is_read_as_a_stream(tmp_path, name, mode):
     path = _tar(tmp_path / name, mode)
     assert {m.name: data for m, data in stream_tar(path) if m.problem is None} == MEMBERS
     file = io.BytesIO()
-    listing, rejects = spill(path, "p/", file)
+    listing, rejects = _spill(path, "p/", file)
     entries = [listing.entry(i) for i in range(len(listing))]
     assert {e.name: file.getvalue()[e.place : e.place + e.size] for e in entries} == {
         f"p/{name}": data for name, data in MEMBERS.items()
@@ -84,3 +87,80 @@ def test_truncated_plain_tars_are_named_even_between_two_files(tmp_path):
 def test_hidden_names():
     assert all(map(hides, ("._a.jpg", "x/.cache/a.jpg", "__MACOSX/a.jpg")))
     assert not any(map(hides, ("a.jpg", "./a.jpg", "../a.jpg", "x/y.z/a.jpg")))
+
+
+def _write(path: Path, method: int, **members: bytes) -> None:
+    with zipfile.ZipFile(path, "w", method) as archive:
+        archive.mkdir("folder")
+        for name, data in members.items():
+            archive.writestr(f"folder/{name}", data)
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+def test_members_read_back(tmp_path, method):
+    members = {"a.jpg": b"abc" * 1000, "ünï.png": b"", "c": bytes(range(256))}
+    _write(tmp_path / "x.zip", method, **members)
+    found = {
+        member.name: read_zip_member(tmp_path / "x.zip", place)
+        for member, place in list_zip(tmp_path / "x.zip")
+    }
+    assert found == {f"folder/{name}": data for name, data in members.items()}
+
+
+def test_a_streamed_zip_reads_back(tmp_path):
+    """Written to a pipe, local headers carry no sizes; only the directory does."""
+    with (tmp_path / "x.zip").open("wb") as file:
+
+        class Pipe:
+            def write(self, data):
+                return file.write(data)
+
+            def flush(self):
+                file.flush()
+
+        with (
+            zipfile.ZipFile(Pipe(), "w", zipfile.ZIP_DEFLATED) as archive,
+            archive.open("a.jpg", "w") as member,
+        ):
+            member.write(b"q" * 5000)
+    [(member, place)] = list_zip(tmp_path / "x.zip")
+    assert member.size == 5000
+    assert read_zip_member(tmp_path / "x.zip", place) == b"q" * 5000
+
+
+def test_zip64_reads_back(tmp_path):
+    with zipfile.ZipFile(tmp_path / "x.zip", "w") as archive:
+        with archive.open(zipfile.ZipInfo("big.jpg"), "w", force_zip64=True) as member:
+            member.write(b"w" * 100)
+        for i in range(65_600):  # more members than the plain directory can count
+            archive.writestr(zipfile.ZipInfo(f"{i}"), b"")
+    members = list(list_zip(tmp_path / "x.zip"))
+    assert len(members) == 65_601
+    assert read_zip_member(tmp_path / "x.zip", members[0][1]) == b"w" * 100
+
+
+def test_damage_is_named(tmp_path):
+    path = tmp_path / "x.zip"
+    _write(path, zipfile.ZIP_STORED, a=b"abcdefgh" * 100)
+    whole = path.read_bytes()
+    [(_, place)] = list_zip(path)
+    path.write_bytes(whole.replace(b"abcdefgh", b"abcdefgX", 1))
+    with pytest.raises(BadImage, match="checksum"):
+        read_zip_member(path, place)
+    for length in (0, 10, len(whole) // 2, len(whole) - 5):
+        path.write_bytes(whole[:length])
+        with pytest.raises(ValueError, match=r"x\.zip: damaged archive \("):
+            list(list_zip(path))
+
+
+def test_unknown_compression_and_passwords_are_named(tmp_path):
+    path = tmp_path / "x.zip"
+    _write(path, zipfile.ZIP_LZMA, a=b"abc")
+    [(_, place)] = list_zip(path)
+    with pytest.raises(BadImage, match="method 14"):
+        read_zip_member(path, place)
+    data = bytearray(path.read_bytes())
+    data[place + 8] |= 1
+    path.write_bytes(data)
+    with pytest.raises(BadImage, match="password"):
+        read_zip_member(path, place)

@@ -1,19 +1,31 @@
-"""Zip archives as listings: the directory is walked record by record, and a member is read by position.
+"""Archives: zips and plain tars as listings to read by position, compressed tars as streams.
 
-`zipfile` makes an object of some 700 bytes for each member; a million of them do not fit beside the
-workers. Here an entry is one number, the position of its directory record.
+`zipfile` makes an object of some 700 bytes for each member; a million of them do not fit beside the workers.
+Here the zip's directory is walked record by record, and an entry is one number, the position of its record.
 """
 
+import bz2
+import gzip
+import lzma
 import os
 import struct
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, NamedTuple, cast
 
 from veca.data.decode import BadImage
 from veca.data.folders import MAX_FILE_BYTES
-from veca.data.tars import BrokenArchive, open_archive
+from veca.data.tars import BrokenArchive, DamagedTar, Header, TarStream, list_members, open_archive
+from veca_data.images import is_image_name
+
+ZIP_SUFFIXES = (".zip",)
+PLAIN_SUFFIXES = (".tar",)
+STREAM_SUFFIXES = (".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz")
+
+_BROKEN = (DamagedTar, EOFError, zlib.error, lzma.LZMAError, OSError, MemoryError)
+_PIECE = 2**20
+_MAX_RATIO = 200  # of a large archive: images hardly compress
 
 _END = struct.Struct("<4s4H2LH")
 _END64_LOCATOR = struct.Struct("<4sLQL")
@@ -25,8 +37,113 @@ _ENCRYPTED, _UTF8 = 0x0001, 0x0800
 _IN_EXTRA = 0xFFFFFFFF  # the value is too large for its field and stands in the zip64 extra field
 
 
+class Member(NamedTuple):
+    """A file in an archive; `problem` says why it cannot be used."""
+
+    name: str
+    size: int
+    place: int
+    problem: str | None = None
+
+
+def list_archive(path: Path) -> Iterator[Member]:
+    """Each file of a zip or a plain tar, by its directory alone."""
+    if not path.name.lower().endswith(ZIP_SUFFIXES):
+        yield from list_tar(path)
+        return
+    for member, place in list_zip(path):
+        large = member.size > MAX_FILE_BYTES
+        yield Member(member.name, member.size, place, f"too-large: {member.size:,} bytes" if large else None)
+
+
+def read_at(path: Path, place: int, size: int) -> bytes:
+    """The content of the file that `list_archive` found at `place`."""
+    if path.name.lower().endswith(ZIP_SUFFIXES):
+        return read_zip_member(path, place)
+    with open_archive(path) as file:
+        file.seek(place)
+        return file.read(size)
+
+
+def list_tar(path: Path) -> Iterator[Member]:
+    """Each file of a plain tar, by headers alone."""
+    with open_archive(path) as file:
+        for header in list_members(path, file):
+            if not header.is_folder:
+                yield _member(header, place=header.place)
+
+
+def stream_tar(path: Path) -> Iterator[tuple[Member, bytes]]:
+    """Each file of a compressed tar with its content, in one pass; files with a problem come empty."""
+    number = 0
+    with open_archive(path) as file:
+        try:
+            raw = _Decompressed(path, file)
+            tar = TarStream(cast(IO[bytes], raw), length=None)
+            for header in tar:
+                if header.is_folder:
+                    continue
+                number += 1
+                member = _member(header, place=0)
+                wanted = member.problem is None and is_image_name(member.name)
+                yield member, tar.read(header) if wanted else b""
+            # The checksum comes after the last member: only reading on verifies it.
+            while raw.read(_PIECE):
+                pass
+        except _BROKEN as error:
+            raise BrokenArchive(path, f"{error or type(error).__name__} after {number:,} files") from None
+
+
+def stream_images(path: Path, prefix: str = "") -> Iterator[tuple[Member, bytes]]:
+    """Of a compressed tar what matters: images, and files with a problem, by their source-relative names."""
+    for member, data in stream_tar(path):
+        if not hides(member.name) and (member.problem or is_image_name(member.name)):
+            yield member._replace(name=prefix + member.name), data
+
+
+def hides(name: str) -> bool:
+    """Whether a file is an operating system's own: hidden, or macOS's shadow of a real one."""
+    return any(
+        part.startswith(".") or part == "__MACOSX" for part in name.split("/") if part not in (".", "..")
+    )
+
+
+def _member(header: Header, *, place: int) -> Member:
+    problem = None
+    if header.is_link:
+        problem = f"link inside an archive, to {header.link}"
+    elif not header.is_regular:
+        problem = "not an ordinary file inside an archive"
+    elif header.size > MAX_FILE_BYTES:
+        problem = f"too-large: {header.size:,} bytes; the limit is {MAX_FILE_BYTES:,}"
+    return Member(header.name.removeprefix("./"), header.size, place, problem)
+
+
+class _Decompressed:
+    """A compressed file from its start; DamagedTar where it swells beyond what images can."""
+
+    def __init__(self, path: Path, file: IO[bytes]) -> None:
+        name = path.name.lower()
+        self._packed = file
+        self._raw: IO[bytes]
+        if name.endswith("gz"):
+            self._raw = cast(IO[bytes], gzip.GzipFile(fileobj=file, mode="rb"))
+        elif name.endswith("bz2"):
+            self._raw = bz2.BZ2File(file, "rb")
+        else:
+            self._raw = lzma.LZMAFile(file, "rb")  # noqa: SIM115  it ends with the file it reads
+        self._size = 0
+
+    def read(self, size: int) -> bytes:
+        data = self._raw.read(size)
+        self._size += len(data)
+        if self._size > MAX_FILE_BYTES and self._size > _MAX_RATIO * self._packed.tell():
+            raise DamagedTar(f"it swells to more than {_MAX_RATIO} times its size")
+        return data
+
+
 class ZipMember(NamedTuple):
-    """One record of the directory."""
+    """One record of a zip's directory."""
 
     name: str
     size: int

@@ -6,43 +6,46 @@
 * one archive: .zip, .tar, or a compressed tar
 * a text file with one path per line, relative to the file's folder
 
+Objects365's annotation files tell which images the disk lacks. The training file has several gigabytes, so
+names are found by a search through the text. `images[].file_name` reads `images/v1/patch8/NAME.jpg`; on disk
+only `patch8/…` (or, flattened, the file's own name) is the same.
+
 `veca.data.folders` tells what of a folder is read: regular files, and what links lead to, once. A link
 back to a folder it lies in is a reject. Files of other kinds are counted as ignored. An archive that cannot
 be read to its end is counted by a scan, and refused by everything else.
 """
 
+import hashlib
+import json
 import os
+import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from veca.data.decode import BadImage
-from veca.data.folders import (
-    MAX_FILE_BYTES,
-    REPEATED_FILE,
-    REPEATED_FOLDER,
-    check_regular,
-    read_file,
-    walk,
-)
+from veca.data.folders import REPEATED_FILE, REPEATED_FOLDER, check_regular, read_file, walk
 from veca.data.tars import BrokenArchive, open_archive
+from veca_data.archives import PLAIN_SUFFIXES, STREAM_SUFFIXES, ZIP_SUFFIXES, hides, list_archive, read_at
 from veca_data.images import is_image_name
 from veca_data.listing import MISSING, Entry, Listing, ListingBuilder, Reject
-from veca_data.objects365 import is_annotation_name, missing_images
-from veca_data.tars import PLAIN_SUFFIXES, STREAM_SUFFIXES, hides, list_tar
-from veca_data.zips import list_zip, read_zip_member
 
-ZIP_SUFFIXES = (".zip",)
 LIST_SUFFIXES = (".txt", ".lst", ".list")
 ARCHIVE_SUFFIXES = ZIP_SUFFIXES + PLAIN_SUFFIXES + STREAM_SUFFIXES
 
 _MAX_LINE = 2**14  # four times the longest path
+_ANNOTATIONS = re.compile(r"(^|/)zhiyuan_objv2_(train|val)\.json$")
+_FILE_NAME = re.compile(rb'"file_name"\s*:\s*("(?:[^"\\]|\\.)*")')
+_CHUNK = 2**22
+_OVERLAP = 2**13  # longer than any name
 _STAT_BATCH = 1024
 _STAT_THREADS = 16  # network file systems answer many questions at once as fast as one
 
@@ -98,7 +101,7 @@ def open_source(path: str | os.PathLike[str], *, annotations: tuple[Path, ...] =
             "Leave --annotations out, or unpack the archives."
         )
     if listed and not source.streams:
-        source = replace(source, rejects=source.rejects + tuple(missing_images(source.listing, listed)))
+        source = replace(source, rejects=source.rejects + tuple(_missing_images(source.listing, listed)))
     if not len(source.listing) and not source.streams:
         source.check_whole()
         raise ValueError(f"source {path} holds no images{_ignored_text(source.ignored)}.")
@@ -110,12 +113,7 @@ def read_entry(root: Path, entry: Entry) -> bytes:
     try:
         if not entry.archive:
             return read_file(os.path.join(root, entry.name))  # noqa: PTH118  a Path would cost 20 µs
-        archive = root / entry.archive
-        if archive.name.lower().endswith(ZIP_SUFFIXES):
-            return read_zip_member(archive, entry.place)
-        with open_archive(archive) as file:
-            file.seek(entry.place)
-            return file.read(entry.size)
+        return read_at(root / entry.archive, entry.place, entry.size)
     except BrokenArchive as error:  # somebody has changed it since it was listed
         raise BadImage("damaged", str(error.what)) from None
     except OSError as error:
@@ -149,7 +147,7 @@ def _open_folder(path: Path) -> tuple[Source, list[Path]]:
             builder.add(name, size=MISSING)
         elif _is_archive(name):
             archives.append(name)
-        elif is_annotation_name(name):
+        elif _ANNOTATIONS.search(name):
             annotations.append(path / name)
         else:
             ignored[_suffix(name)] += 1
@@ -177,7 +175,7 @@ def _with_archives(path: Path, root: Path, names: list[str], *, prefixed: bool) 
             return
         prefix = f"{archive}/" if prefixed else ""
         builder.start_archive(archive)
-        for name, size, place, problem in _members(root / archive):
+        for name, size, place, problem in list_archive(root / archive):
             if problem is not None:
                 rejects.append(Reject(prefix + name, problem))
             elif is_image_name(name) and not hides(name):
@@ -193,15 +191,6 @@ def _with_archives(path: Path, root: Path, names: list[str], *, prefixed: bool) 
         except OSError as error:
             damaged.append(Reject(archive, f"unreadable archive: {error.strerror or error}"))
     return Source(path, root, builder.finish(), tuple(streams), tuple(rejects), ignored, tuple(damaged))
-
-
-def _members(archive: Path) -> Iterator[tuple[str, int, int, str | None]]:
-    if not archive.name.lower().endswith(ZIP_SUFFIXES):
-        yield from list_tar(archive)
-        return
-    for member, place in list_zip(archive):
-        large = member.size > MAX_FILE_BYTES
-        yield member.name, member.size, place, f"too-large: {member.size:,} bytes" if large else None
 
 
 def _list_of_paths(path: Path) -> Listing:
@@ -253,3 +242,58 @@ def _ignored_text(ignored: Counter[str]) -> str:
     if not ignored:
         return ""
     return " (ignored: " + ", ".join(f"{count} {suffix}" for suffix, count in ignored.most_common(5)) + ")"
+
+
+def _missing_images(listing: Listing, annotations: Iterable[Path]) -> Iterator[Reject]:
+    """A reject for each image that an annotation file lists and the source lacks."""
+    present = np.sort(_hashes(_tail(os.fsdecode(name)) for name in listing.raw_names()))
+    for path in annotations:
+        names = _file_names(path)
+        while batch := list(islice(names, 65_536)):
+            tails = [_last_two(name) for name in batch]
+            nested = _is_in(present, _hashes(tails))
+            flat = _is_in(present, _hashes(tail.rpartition("/")[2] for tail in tails))
+            for i in np.flatnonzero(~(nested | flat)):
+                yield Reject(tails[i], f"listed in {path.name}, but not in the source")
+
+
+def _file_names(path: Path) -> Iterator[str]:
+    """The `file_name` values of a COCO-style JSON file, in flat memory."""
+    found = False
+    check_regular(path)
+    with path.open("rb") as file:
+        text = b""
+        while chunk := file.read(_CHUNK):
+            text += chunk
+            end = 0
+            for match in _FILE_NAME.finditer(text):
+                found, end = True, match.end()
+                yield json.loads(match[1])
+            # A name may straddle two chunks: keep what comes after the last match, but not all of it.
+            text = text[max(end, len(text) - _OVERLAP) :]
+    if not found:
+        raise ValueError(
+            f'annotations {path} list no images: no "file_name" in it. Is it the COCO-style JSON?'
+        )
+
+
+def _tail(name: str) -> str:
+    """What the annotations and the disk have in common: `patchN/name`, or the name where it is flattened."""
+    tail = _last_two(name)
+    return tail if tail.startswith("patch") else tail.rpartition("/")[2]
+
+
+def _last_two(name: str) -> str:
+    return "/".join(name.split("/")[-2:])
+
+
+def _hashes(names: Iterable[str]) -> NDArray[np.uint64]:
+    values = bytearray()
+    for name in names:
+        values += hashlib.blake2b(os.fsencode(name), digest_size=8).digest()
+    return np.frombuffer(values, dtype=np.uint64)
+
+
+def _is_in(ordered: NDArray[np.uint64], values: NDArray[np.uint64]) -> NDArray[np.bool_]:
+    places = np.searchsorted(ordered, values).clip(max=len(ordered) - 1)
+    return np.asarray(ordered[places] == values)
