@@ -29,7 +29,7 @@ def _run(tmp_path: Path, script: str = "shards", **environment: str) -> subproce
 @pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
 def test_the_script_runs_its_part(tmp_path):
     done = _run(tmp_path, SOURCE="/a b", OUT="/out")
-    expected = ["veca-data", "shards", "/a b", "--out", "/out", "--part", "3/16", "--quality", "92"]
+    expected = ["veca", "data", "shards", "/a b", "--out", "/out", "--part", "3/16", "--quality", "92"]
     assert done.stdout.splitlines()[1:] == expected
     again = _run(tmp_path, SOURCE="/a", OUT="/out", PARTS="40", SLURM_ARRAY_TASK_COUNT="1")
     assert "3/40" in again.stdout.splitlines()
@@ -40,6 +40,6 @@ def test_the_script_runs_its_part(tmp_path):
 def test_the_cache_script_tells_lightning_how_many_there_are(tmp_path):
     sizes = {"SLURM_NNODES": "2", "SLURM_NTASKS_PER_NODE": "4"}
     done = _run(tmp_path, "cache", SHARDS="/a b", **sizes)
-    expected = ["veca-data", "cache", "/a b", "--num-nodes", "2", "--devices", "4", "--quality", "92"]
+    expected = ["veca", "data", "cache", "/a b", "--num-nodes", "2", "--devices", "4", "--quality", "92"]
     assert done.stdout.splitlines()[1:] == expected
     assert "export SHARDS" in _run(tmp_path, "cache", **sizes).stderr
