@@ -95,15 +95,29 @@ def make_cache(
         precision=resolve_precision(devices.precision, accelerator=devices.accelerator)
     )
     source = _open_images(str(shards))
-    spec = _make_spec(source, named, resolutions, views=views, dtype=dtype, seed=seed, devices=devices)
+    spec = CacheSpec(
+        teacher=named.name,
+        weights=named.teacher.fingerprint(),
+        width=named.teacher.width,
+        resolutions=tuple(sorted(resolutions)),
+        views=views,
+        dtype=dtype,
+        seed=seed,
+        precision=devices.precision,
+        images={info.name: info.sha256 for infos in source.index.splits.values() for info in infos},
+    )
     out = Path(source.folder) / spec.folder_name
     (out / PARTS).mkdir(parents=True, exist_ok=True)
     projection = write_projection(out, named.teacher)
     if pending_shards(source, out):
-        batch_size = batch_size or _usual_batch(devices)
+        # Enough views at once to fill a GPU; on a CPU more of them only leave its caches.
+        batch_size = batch_size or (16 if _on_cpu(devices) else 64)
         if named.teacher.micro_batch is None:
             named.teacher.micro_batch = {min(resolutions): batch_size}  # fewer of larger images
-        if _worth_compiling(source, resolutions, views, devices) and named.teacher.compile_teacher is None:
+        if (
+            _worth_compiling(source, views * len(resolutions), devices)
+            and named.teacher.compile_teacher is None
+        ):
             named.teacher.compile_fixed()
         _predict(source, out, spec, named.teacher, batch_size=batch_size, devices=devices, workers=workers)
     return write_index(out, spec, list_shards(source), projection_sha256=projection)
@@ -120,7 +134,7 @@ def cache(
     devices: str = "auto",
     num_nodes: int = 1,
     **options: Any,
-) -> str:
+) -> str | None:
     """The verb: teacher and resolutions from a recipe or, first, from options; returns a summary."""
     recipe = read_recipe(config) if config is not None else Recipe(None, [256], "32-true")
     entry = recipe.teacher if teacher is None else yaml.safe_load(teacher)
@@ -135,7 +149,12 @@ def cache(
     made = make_cache(
         shards, load_teacher(entry), resolutions=resolutions or recipe.resolutions, devices=where, **options
     )
-    return "" if made is None else summary_text(made, time.monotonic() - start)
+    if made is None:
+        return None
+    return (
+        f"{made}\n  made in {timedelta(seconds=round(time.monotonic() - start))}; to train from it:\n"
+        f"  --model.teacher veca.teachers.CachedTargets --model.teacher.path {made.out}"
+    )
 
 
 def load_teacher(entry: Any) -> NamedTeacher:
@@ -166,13 +185,6 @@ def read_recipe(path: Path) -> Recipe:
         ) from None
 
 
-def summary_text(summary: Summary, seconds: float) -> str:
-    return (
-        f"{summary.text()}\n  made in {timedelta(seconds=round(seconds))}; to train from it:\n"
-        f"  --model.teacher veca.teachers.CachedTargets --model.teacher.path {summary.out}\n"
-    )
-
-
 def _open_images(folder: str) -> Source:
     if is_url(folder):
         raise ValueError(
@@ -181,29 +193,6 @@ def _open_images(folder: str) -> Source:
     (source,) = open_sources(folder)
     check_shards([shard for split in source.index.splits for shard in source.shards(split)])
     return source
-
-
-def _make_spec(
-    source: Source,
-    named: NamedTeacher,
-    resolutions: Sequence[int],
-    *,
-    views: int,
-    dtype: str,
-    seed: int,
-    devices: Devices,
-) -> CacheSpec:
-    return CacheSpec(
-        teacher=named.name,
-        weights=named.teacher.fingerprint(),
-        width=named.teacher.width,
-        resolutions=tuple(sorted(resolutions)),
-        views=views,
-        dtype=dtype,
-        seed=seed,
-        precision=devices.precision,
-        images={info.name: info.sha256 for infos in source.index.splits.values() for info in infos},
-    )
 
 
 def _predict(
@@ -220,7 +209,10 @@ def _predict(
     with warnings.catch_warnings():
         ignore_warnings()
         trainer = Trainer(
-            **{**devices._asdict(), "devices": _number(devices.devices)},
+            accelerator=devices.accelerator,
+            devices=int(devices.devices) if devices.devices.lstrip("-").isdigit() else devices.devices,
+            num_nodes=devices.num_nodes,
+            precision=devices.precision,  # type: ignore[arg-type]  # a word, checked by Lightning
             callbacks=[TargetWriter(out, spec)],
             logger=False,
             enable_checkpointing=False,
@@ -237,27 +229,12 @@ def _predict(
         trainer.predict(TeacherPass(teacher, dtype=spec.dtype), datamodule=data, return_predictions=False)
 
 
-def _worth_compiling(source: Source, resolutions: Sequence[int], views: int, devices: Devices) -> bool:
+def _worth_compiling(source: Source, views: int, devices: Devices) -> bool:
     """In bf16 on a CPU, for more views than compiling costs."""
     samples = sum(info.samples for infos in source.index.splits.values() for info in infos)
-    enough = samples * views * len(resolutions) >= WORTH_COMPILING
-    return (
-        enough
-        and _on_cpu(devices)
-        and devices.precision == BF16
-        and cpu_multiplies_bf16()
-        and has_cpp_compiler()
-    )
-
-
-def _usual_batch(devices: Devices) -> int:
-    """Views at once: enough to fill a GPU; on a CPU more of them only leave its caches."""
-    return 16 if _on_cpu(devices) else 64
+    able = _on_cpu(devices) and devices.precision == BF16 and cpu_multiplies_bf16() and has_cpp_compiler()
+    return able and samples * views >= WORTH_COMPILING
 
 
 def _on_cpu(devices: Devices) -> bool:
     return devices.accelerator == "cpu" or not torch.cuda.is_available()
-
-
-def _number(devices: str) -> str | int:
-    return int(devices) if devices.lstrip("-").isdigit() else devices

@@ -6,7 +6,8 @@ Exit status: 0 done, 1 the work failed or problems were found, 2 the request was
 import argparse
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -20,6 +21,8 @@ SOURCE is one of
 
 _SAMPLE_HELP = "Make a folder of small generated images, to try everything else with."
 _MERGE_HELP = "Write the index of shards that several machines made with --part."
+_CHECK_HELP = "Compare index.json with the tars, and name every problem."
+_SCAN_HELP = f"Read a source and report what is in it.\n\n{_SOURCES}"
 _ESTIMATE_HELP = f"Tell bytes and hours before anything is written.\n\n{_SOURCES}"
 
 _SHARDS_HELP = f"""\
@@ -69,15 +72,23 @@ class _Parser(argparse.ArgumentParser):
 def main(arguments: Sequence[str] | None = None, *, prog: str = "veca-data") -> None:
     """Run one verb; mistakes of the user are one line on stderr. `prog` is how the command was typed."""
     values = vars(_parser(prog).parse_args(arguments))
-    run = values.pop("run")
+    module, _, function = values.pop("run").partition(":")
     try:
-        status = run(**values)  # an option has the name of the argument it sets
+        # Imported only now: `--help` answers at once.
+        result = getattr(import_module(f"veca_data.{module}"), function)(**values)
     except (ValueError, OSError) as error:
         _fail(prog, 2, error)
     except RuntimeError as error:
         _fail(prog, 1, error)
     except KeyboardInterrupt:
         _fail(prog, 130, "interrupted; the same command continues where it stopped")
+    status = 0
+    if isinstance(result, list):  # the problems that a check has found
+        status = 1 if result else 0
+        result.append(f"{values['folder']}: {f'{len(result):,} problems' if result else 'sound'}")
+        result = "\n".join(result)
+    if result is not None:
+        print(result)
     sys.exit(status)
 
 
@@ -94,227 +105,144 @@ def _command(prog: str) -> str:
 def _parser(prog: str) -> argparse.ArgumentParser:
     parser = _Parser(prog=prog, description="The data stage: from images to shards that training reads.")
     verbs = parser.add_subparsers(required=True, metavar="VERB", parser_class=_Parser)
-    _add_sample(_verb(verbs, "sample", _SAMPLE_HELP, "--out sample --count 500"))
-    _add_scan(_verb(verbs, "scan", f"Read a source and report what is in it.\n\n{_SOURCES}", "photos"))
-    _add_shards(_verb(verbs, "shards", _SHARDS_HELP, "photos --out shards", _SHARDS_EXAMPLES))
-    _add_merge(_verb(verbs, "merge", _MERGE_HELP, "shards"))
-    _add_check(_verb(verbs, "check", "Compare index.json with the tars, and name every problem.", "shards"))
-    _add_estimate(_verb(verbs, "estimate", _ESTIMATE_HELP, "photos --max-short-side 864"))
-    _add_cache(
-        _verb(verbs, "cache", _CACHE_HELP, "shards --config recipes/pretrain_small.yaml", _CACHE_EXAMPLES)
-    )
+    for name, (run, text, example, more, add_arguments) in _VERBS.items():
+        verb = verbs.add_parser(
+            name,
+            help=text.splitlines()[0],
+            description=f"example: veca data {name} {example}\n\n{text}",
+            epilog=more,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        verb.set_defaults(run=run)
+        add_arguments(verb)
     return parser
 
 
-def _verb(
-    verbs: "argparse._SubParsersAction[_Parser]", name: str, text: str, example: str, more: str = ""
-) -> argparse.ArgumentParser:
-    raw = argparse.RawDescriptionHelpFormatter
-    described = f"example: veca data {name} {example}\n\n{text}"
-    return verbs.add_parser(
-        name, help=text.splitlines()[0], description=described, epilog=more, formatter_class=raw
-    )
+def _sample_arguments(parser: Any) -> None:
+    add = parser.add_argument
+    add("--out", type=Path, required=True, help="folder to write")
+    add("--count", type=int, default=2000, help="number of images (default: %(default)s)")
+    add("--size", type=int, default=256, help="side in pixels (default: %(default)s)")
+    add("--seed", type=int, default=0, help="another seed, other images (default: %(default)s)")
+    _add_workers(add)
 
 
-def _add_sample(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--out", type=Path, required=True, help="folder to write")
-    parser.add_argument("--count", type=int, default=2000, help="number of images (default: %(default)s)")
-    parser.add_argument("--size", type=int, default=256, help="side in pixels (default: %(default)s)")
-    parser.add_argument(
-        "--seed", type=int, default=0, help="another seed, other images (default: %(default)s)"
-    )
-    _add_workers(parser)
-    parser.set_defaults(run=_sample)
+def _scan_arguments(parser: Any) -> None:
+    add = parser.add_argument
+    _add_source(add)
+    _add_annotations(add)
+    add("--findings", type=Path, help="write all rejects and copies there, one JSON per line")
+    _add_workers(add)
 
 
-def _add_scan(parser: argparse.ArgumentParser) -> None:
-    _add_source(parser)
-    parser.add_argument("--findings", type=Path, help="write all rejects and copies there, one JSON per line")
-    _add_workers(parser)
-    parser.set_defaults(run=_scan)
-
-
-def _add_shards(parser: argparse.ArgumentParser) -> None:
-    _add_source(parser)
-    parser.add_argument("--out", type=Path, required=True, help="folder to write")
-    size = parser.add_mutually_exclusive_group()
-    size.add_argument("--shard-bytes", type=_size, help="source bytes per shard (default: 256MB)")
-    size.add_argument(
-        "--shard-samples", type=int, help="images per shard instead; about so many from compressed tars"
-    )
-    parser.add_argument(
+def _shards_arguments(parser: Any) -> None:
+    add = parser.add_argument
+    _add_source(add)
+    _add_annotations(add)
+    add("--out", type=Path, required=True, help="folder to write")
+    size = parser.add_mutually_exclusive_group().add_argument
+    size("--shard-bytes", type=_size, help="source bytes per shard (default: 256MB)")
+    size("--shard-samples", type=int, help="images per shard instead; about so many from compressed tars")
+    add(
         "--val-share",
         type=float,
         help="share of the images for validation (default: 0.01, or the source's own val folder)",
     )
-    _add_encoding(parser)
-    parser.add_argument(
-        "--seed", type=int, default=0, help="of the shuffle and the val share (default: %(default)s)"
-    )
-    _add_workers(parser)
-    parser.add_argument(
-        "--part", type=_part, help="make part I/N of the shards, I from 0 to N-1", metavar="I/N"
-    )
-    _add_max_rejects(parser)
-    parser.set_defaults(run=_shards)
+    _add_encoding(add)
+    add("--seed", type=int, default=0, help="of the shuffle and the val share (default: %(default)s)")
+    _add_workers(add)
+    add("--part", type=_part, help="make part I/N of the shards, I from 0 to N-1", metavar="I/N")
+    _add_max_rejects(add)
 
 
-def _add_merge(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("out", type=Path, metavar="FOLDER", help="the --out of all parts")
-    _add_max_rejects(parser)
-    parser.set_defaults(run=_merge)
+def _merge_arguments(parser: Any) -> None:
+    add = parser.add_argument
+    add("out", type=Path, metavar="FOLDER", help="the --out of all parts")
+    _add_max_rejects(add)
 
 
-def _add_check(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folder", type=Path, metavar="FOLDER", help="folder with index.json")
-    parser.add_argument("--decode", dest="decode_images", action="store_true", help="also decode every image")
-    _add_workers(parser)
-    parser.set_defaults(run=_check)
+def _check_arguments(parser: Any) -> None:
+    add = parser.add_argument
+    add("folder", type=Path, metavar="FOLDER", help="folder with index.json")
+    add("--decode", dest="decode_images", action="store_true", help="also decode every image")
+    _add_workers(add)
 
 
-def _add_cache(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("shards", type=Path, metavar="SHARDS", help="folder with index.json")
-    parser.add_argument(
+def _estimate_arguments(parser: Any) -> None:
+    add = parser.add_argument
+    _add_source(add)
+    _add_encoding(add)
+    _add_workers(add)
+    add("--samples", type=int, default=64, help="images to try (default: %(default)s)")
+    add = parser.add_argument_group("cached targets").add_argument
+    add("--teacher", choices=("small", "small_plus", "base", "large"), help="size of the teacher")
+    add("--resolutions", type=_numbers, default=[256], metavar="R,R,…", help="in pixels (default: 256)")
+    _add_storage(add)
+
+
+def _cache_arguments(parser: Any) -> None:
+    add = parser.add_argument
+    add("shards", type=Path, metavar="SHARDS", help="folder with index.json")
+    add(
         "--config",
         type=Path,
         metavar="RECIPE",
         help="take teacher, resolutions and precision of this recipe, a path or a packaged name",
     )
-    parser.add_argument(
-        "--teacher", metavar="CLASS", help="a class path or, as in a recipe, {class_path: …, init_args: {…}}"
-    )
-    parser.add_argument("--resolutions", type=_numbers, metavar="R,R,…", help="in pixels (default: 256)")
-    _add_storage(parser)
-    parser.add_argument("--seed", type=int, default=42, help="of the views (default: %(default)s)")
-    parser.add_argument(
-        "--batch-size", type=int, help="views the teacher takes at once (default: 64, on a CPU 16)"
-    )
-    parser.add_argument(
+    add("--teacher", metavar="CLASS", help="a class path or, as in a recipe, {class_path: …, init_args: {…}}")
+    add("--resolutions", type=_numbers, metavar="R,R,…", help="in pixels (default: 256)")
+    _add_storage(add)
+    add("--seed", type=int, default=42, help="of the views (default: %(default)s)")
+    add("--batch-size", type=int, help="views the teacher takes at once (default: 64, on a CPU 16)")
+    add(
         "--precision",
         help="32-true, bf16-mixed, or auto: bf16-mixed on GPUs and on CPUs that multiply bf16, else 32-true "
         "(default: the recipe's, else 32-true)",
     )
-    parser.add_argument("--accelerator", default="auto", help="cpu, gpu, … (default: %(default)s)")
-    parser.add_argument("--devices", default="auto", help="how many per machine (default: %(default)s)")
-    parser.add_argument("--num-nodes", type=int, default=1, help="machines (default: %(default)s)")
-    _add_workers(parser)
-    parser.set_defaults(run=_cache)
+    add("--accelerator", default="auto", help="cpu, gpu, … (default: %(default)s)")
+    add("--devices", default="auto", help="how many per machine (default: %(default)s)")
+    add("--num-nodes", type=int, default=1, help="machines (default: %(default)s)")
+    _add_workers(add)
 
 
-def _add_storage(parser: "argparse.ArgumentParser | argparse._ArgumentGroup") -> None:
-    parser.add_argument(
-        "--views", type=int, default=4, help="views per training image (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--dtype", choices=("fp16", "bf16", "int8"), default="fp16", help="(default: %(default)s)"
-    )
+def _add_storage(add: Any) -> None:
+    add("--views", type=int, default=4, help="views per training image (default: %(default)s)")
+    add("--dtype", choices=("fp16", "bf16", "int8"), default="fp16", help="(default: %(default)s)")
 
 
-def _add_estimate(parser: argparse.ArgumentParser) -> None:
-    _add_source(parser)
-    _add_encoding(parser)
-    _add_workers(parser)
-    parser.add_argument("--samples", type=int, default=64, help="images to try (default: %(default)s)")
-    cache = parser.add_argument_group("cached targets")
-    cache.add_argument(
-        "--teacher", choices=("small", "small_plus", "base", "large"), help="size of the teacher"
-    )
-    cache.add_argument(
-        "--resolutions", type=_numbers, default=[256], metavar="R,R,…", help="in pixels (default: 256)"
-    )
-    _add_storage(cache)
-    parser.set_defaults(run=_estimate)
+def _add_source(add: Any) -> None:
+    add("source", type=Path, metavar="SOURCE", help="folder, archive or list of paths")
 
 
-def _add_source(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("source", type=Path, metavar="SOURCE", help="folder, archive or list of paths")
-    if not parser.prog.endswith("estimate"):
-        parser.add_argument(
-            "--annotations",
-            type=Path,
-            action="append",
-            default=[],
-            metavar="JSON",
-            help="an Objects365 annotation file (may be repeated); images it lists that are missing become "
-            "rejects. Files named zhiyuan_objv2_{train,val}.json inside SOURCE are found by themselves",
-        )
-
-
-def _add_encoding(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--max-short-side", type=int, metavar="PIXELS", help="re-encode as JPEG, shrunk to this short side"
-    )
-    parser.add_argument(
-        "--quality", type=int, help="re-encode as JPEG of this quality, 1–95 (when re-encoding: 92)"
+def _add_annotations(add: Any) -> None:
+    add(
+        "--annotations",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="JSON",
+        help="an Objects365 annotation file (may be repeated); images it lists that are missing become "
+        "rejects. Files named zhiyuan_objv2_{train,val}.json inside SOURCE are found by themselves",
     )
 
 
-def _add_workers(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--workers", type=int, help="processes (default: one per core this process may use)")
+def _add_encoding(add: Any) -> None:
+    add("--max-short-side", type=int, metavar="PIXELS", help="re-encode as JPEG, shrunk to this short side")
+    add("--quality", type=int, help="re-encode as JPEG of this quality, 1–95 (when re-encoding: 92)")
 
 
-def _add_max_rejects(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
+def _add_workers(add: Any) -> None:
+    add("--workers", type=int, help="processes (default: one per core this process may use)")
+
+
+def _add_max_rejects(add: Any) -> None:
+    add(
         "--max-rejects",
         type=float,
         default=0.01,
         metavar="SHARE",
         help="fail, without an index, above this share of rejects (default: %(default)s)",
     )
-
-
-def _sample(**values: Any) -> int:
-    from veca_data.sample import make_sample
-
-    make_sample(**values)
-    return 0
-
-
-def _scan(**values: Any) -> int:
-    from veca_data.inspect import scan
-
-    print(scan(**values).text())
-    return 0
-
-
-def _shards(**values: Any) -> int:
-    from veca_data.pack import make_shards
-
-    summary = make_shards(**values)
-    if summary is not None:
-        print(summary.text())
-    return 0
-
-
-def _merge(**values: Any) -> int:
-    from veca_data.pack import merge_parts
-
-    print(merge_parts(**values).text())
-    return 0
-
-
-def _check(folder: Path, **values: Any) -> int:
-    from veca_data.check import check
-
-    problems = check(folder, **values)
-    for problem in problems:
-        print(problem)
-    print(f"{folder}: {f'{len(problems):,} problems' if problems else 'sound'}")
-    return 1 if problems else 0
-
-
-def _cache(**values: Any) -> int:
-    from veca_data.cache import cache
-
-    print(cache(**values), end="")
-    return 0
-
-
-def _estimate(**values: Any) -> int:
-    from veca_data.inspect import estimate
-
-    print(estimate(**values))
-    return 0
 
 
 def _size(text: str) -> int:
@@ -339,3 +267,15 @@ def _numbers(text: str) -> list[int]:
         return [int(number) for number in text.split(",")]
     except ValueError:
         raise argparse.ArgumentTypeError(f"numbers look like 256,512; got {text!r}") from None
+
+
+# Name: function, help, example, more examples, arguments. An option has the name of the argument it sets.
+_VERBS: dict[str, tuple[str, str, str, str, Callable[[Any], None]]] = {
+    "sample": ("sample:make_sample", _SAMPLE_HELP, "--out sample --count 500", "", _sample_arguments),
+    "scan": ("inspect:scan", _SCAN_HELP, "photos", "", _scan_arguments),
+    "shards": ("pack:make_shards", _SHARDS_HELP, "photos --out shards", _SHARDS_EXAMPLES, _shards_arguments),
+    "merge": ("pack:merge_parts", _MERGE_HELP, "shards", "", _merge_arguments),
+    "check": ("check:check", _CHECK_HELP, "shards", "", _check_arguments),
+    "estimate": ("inspect:estimate", _ESTIMATE_HELP, "photos --max-short-side 864", "", _estimate_arguments),
+    "cache": ("cache:cache", _CACHE_HELP, _CACHE_EXAMPLE, _CACHE_EXAMPLES, _cache_arguments),
+}

@@ -72,7 +72,7 @@ class Report(NamedTuple):
     reject_examples: list[Reject]
     ignored: Counter[str]
 
-    def text(self) -> str:
+    def __str__(self) -> str:
         lines = [
             f"images      {self.images:,}, {in_bytes(self.bytes)}",
             f"splits      {_listed(self.splits) or 'none of its own'}",

@@ -66,7 +66,7 @@ class Summary(NamedTuple):
     def samples(self) -> int:
         return sum(shard.samples for shards in self.splits.values() for shard in shards)
 
-    def text(self) -> str:
+    def __str__(self) -> str:
         lines = [f"{self.out / INDEX_NAME}"]
         for split, shards in self.splits.items():
             samples, size = sum(shard.samples for shard in shards), sum(shard.bytes for shard in shards)

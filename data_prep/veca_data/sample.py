@@ -16,10 +16,8 @@ workers gives the same bytes, and an interrupted run goes on where it stopped.
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
 from PIL import Image
 
 from veca.utils.files import atomic_path, write_text_atomic
@@ -44,6 +42,9 @@ class Settings:
     size: int
     seed: int
     val_share: float
+
+    def to_json(self) -> str:
+        return json.dumps({"format": FORMAT, "version": VERSION, **asdict(self)}, indent=1) + "\n"
 
 
 class Job(NamedTuple):
@@ -82,10 +83,13 @@ def make_sample(
     for folder in {job.path(kind).parent for job in jobs for kind in _SUFFIXES}:
         folder.mkdir(parents=True, exist_ok=True)
     chunks = [jobs[start : start + _CHUNK] for start in range(0, len(jobs), _CHUNK)]
-    total = len(jobs) * _num_bytes(settings)
-    for _ in run_tasks(_make_scenes, chunks, workers=workers, total_bytes=total, label="sample"):
+    num_bytes = len(jobs) * 3 * size**2  # of pixels, which the progress counts
+    for _ in run_tasks(_make_scenes, chunks, workers=workers, total_bytes=num_bytes, label="sample"):
         pass
-    _finish(out, settings)
+    ids = {name: number for number, name in enumerate(["background", *CLASSES])}
+    write_text_atomic(out / "classes.json", json.dumps(ids, indent=1) + "\n")
+    write_text_atomic(out / FINISHED_NAME, settings.to_json())
+    (out / STARTED_NAME).unlink(missing_ok=True)
 
 
 def _check_arguments(settings: Settings, workers: int) -> None:
@@ -115,7 +119,7 @@ def _claim(out: Path, settings: Settings) -> None:
         raise ValueError(f"{out} is not empty and holds no sample. Choose an empty or a new folder.")
     else:
         out.mkdir(parents=True, exist_ok=True)
-        write_text_atomic(out / STARTED_NAME, _to_json(settings))
+        write_text_atomic(out / STARTED_NAME, settings.to_json())
     for leftover in out.rglob(".*.tmp"):
         leftover.unlink()
 
@@ -123,34 +127,15 @@ def _claim(out: Path, settings: Settings) -> None:
 def _check_same(path: Path, settings: Settings) -> None:
     way_out = "Choose another folder, or delete this one."
     try:
-        there = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+        there = dict(json.loads(path.read_text(encoding="utf-8")).items())
+    except (ValueError, AttributeError) as error:
         raise ValueError(f"{path} is damaged ({error}). {way_out}") from None
-    if not isinstance(there, dict):
-        raise ValueError(f"{path} is damaged: it holds no settings. {way_out}")
-    here = _to_dict(settings)
+    here = json.loads(settings.to_json())
     others = [
-        f"{key}={there.get(key)!r} there, {value!r} now"
-        for key, value in here.items()
-        if there.get(key) != value
+        f"{key}={there.get(key)!r} there, {here[key]!r} now" for key in here if there.get(key) != here[key]
     ]
     if others:
         raise ValueError(f"{path.parent} was made with other settings: {'; '.join(others)}. {way_out}")
-
-
-def _finish(out: Path, settings: Settings) -> None:
-    ids = {name: number for number, name in enumerate(["background", *CLASSES])}
-    write_text_atomic(out / "classes.json", json.dumps(ids, indent=1) + "\n")
-    write_text_atomic(out / FINISHED_NAME, _to_json(settings))
-    (out / STARTED_NAME).unlink(missing_ok=True)
-
-
-def _to_dict(settings: Settings) -> dict[str, Any]:
-    return {"format": FORMAT, "version": VERSION, **asdict(settings)}
-
-
-def _to_json(settings: Settings) -> str:
-    return json.dumps(_to_dict(settings), indent=1) + "\n"
 
 
 def _plan(out: Path, settings: Settings) -> list[Job]:
@@ -167,29 +152,14 @@ def _plan(out: Path, settings: Settings) -> list[Job]:
 
 
 def _make_scenes(jobs: list[Job]) -> None:
-    # Freeing one large block makes glibc keep freed memory from then on, instead of returning every array's
-    # pages to the system and taking them back: about 1.4 times as many scenes.
-    np.empty(30 << 20, dtype=np.uint8)
     for job in jobs:
-        _make_scene(job)
-        advance(_num_bytes(job.settings))
-
-
-def _num_bytes(settings: Settings) -> int:
-    """The pixels of one image, which the progress counts."""
-    return 3 * settings.size**2
-
-
-def _make_scene(job: Job) -> None:
-    scene = render_scene(seed=job.settings.seed, index=job.number, label=job.label, size=job.settings.size)
-    with atomic_path(job.path("images")) as temporary:
-        Image.fromarray(scene.image).save(temporary, format="JPEG", quality=92)
-    _write_png(job.path("semantic"), scene.semantic)
-    _write_png(job.path("instances"), scene.instance)
-    _write_png(job.path("depth"), scene.depth)
-
-
-def _write_png(path: Path, pixels: NDArray[np.uint8] | NDArray[np.uint16]) -> None:
-    with atomic_path(path) as temporary:
-        # Level 3: files a quarter larger than at the default 6, written twice as fast.
-        Image.fromarray(pixels).save(temporary, format="PNG", compress_level=3)
+        size = job.settings.size
+        scene = render_scene(seed=job.settings.seed, index=job.number, label=job.label, size=size)
+        with atomic_path(job.path("images")) as temporary:
+            Image.fromarray(scene.image).save(temporary, format="JPEG", quality=92)
+        maps = {"semantic": scene.semantic, "instances": scene.instance, "depth": scene.depth}
+        for kind, pixels in maps.items():
+            with atomic_path(job.path(kind)) as temporary:
+                # Level 3: files a quarter larger than at the default 6, written twice as fast.
+                Image.fromarray(pixels).save(temporary, format="PNG", compress_level=3)
+        advance(3 * size**2)

@@ -67,7 +67,7 @@ def test_everything_is_counted(photos, jpegs, picture, encode, tmp_path, kind, w
         "day1/another copy.jpg": "copy.jpg",
     }
     assert {f["path"] for f in findings if "reason" in f} == {"zero.jpg", "cut.jpg"}
-    assert "duplicates  2" in report.text()
+    assert "duplicates  2" in str(report)
 
 
 def test_splits_and_broken_archives(tmp_path, jpegs):

@@ -57,7 +57,7 @@ def test_finish_gathers_records_and_rejects(out):
     assert dict(summary.reasons) == {"listed": 1, "empty": 1}
     index = json.loads((out / "index.json").read_text())
     assert (index["seed"], index["options"]) == (3, {"a": 1})
-    assert "9 samples in 1 shards" in summary.text()
+    assert "9 samples in 1 shards" in str(summary)
 
 
 def test_too_many_rejects_take_the_index_away(out):
