@@ -16,8 +16,9 @@ workers gives the same bytes, and an interrupted run goes on where it stopped.
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from numpy.typing import NDArray
 from PIL import Image
 
 from veca.utils.files import atomic_path, write_text_atomic
@@ -157,7 +158,11 @@ def _make_scenes(jobs: list[Job]) -> None:
         scene = render_scene(seed=job.settings.seed, index=job.number, label=job.label, size=size)
         with atomic_path(job.path("images")) as temporary:
             Image.fromarray(scene.image).save(temporary, format="JPEG", quality=92)
-        maps = {"semantic": scene.semantic, "instances": scene.instance, "depth": scene.depth}
+        maps: dict[str, NDArray[Any]] = {
+            "semantic": scene.semantic,
+            "instances": scene.instance,
+            "depth": scene.depth,
+        }
         for kind, pixels in maps.items():
             with atomic_path(job.path(kind)) as temporary:
                 # Level 3: files a quarter larger than at the default 6, written twice as fast.
