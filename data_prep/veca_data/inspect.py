@@ -16,7 +16,7 @@ import time
 import zlib
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
 from itertools import chain, islice
@@ -47,15 +47,14 @@ _VIEW_BYTES, _ABOUT_BYTES = 123, 42  # of a cached sample's JSON: for each view,
 _STREAMS_SAMPLED = 3
 
 
-class Look(NamedTuple):
-    """What a worker found in about _BATCH images, as parallel lists."""
+class Seen(NamedTuple):
+    """An image that can be used."""
 
-    names: list[str]
-    sizes: list[int]
-    short_sides: list[int]
-    contents: list[int]
-    formats: Counter[str]
-    rejects: list[Reject]
+    name: str
+    size: int
+    short_side: int
+    content: int
+    format: str
 
 
 class Report(NamedTuple):
@@ -115,58 +114,43 @@ def _tasks(source: Source) -> Iterator[Listing | Stream]:
 
 
 def _look(root: Path, prefixed: bool, task: Listing | Stream) -> list[bytes]:
-    """Looks, packed: one stream may hold a million images, and as objects they would fill the memory."""
+    """What is seen, packed: a stream may hold a million images, and as objects they would fill the memory."""
+    found, packed = _seen(root, prefixed, task), []
+    while batch := list(islice(found, _BATCH)):
+        packed.append(zlib.compress(pickle.dumps(batch), 1))
+    return packed
+
+
+def _seen(root: Path, prefixed: bool, task: Listing | Stream) -> Iterator[Seen | Reject]:
+    try:
+        for name, data in _read(root, prefixed, task):
+            try:
+                width, height = probe(data) if isinstance(data, bytes) else (0, 0)
+            except BadImage as error:
+                data = str(error)
+            if isinstance(data, str):
+                yield Reject(name, data)
+                continue
+            content = int.from_bytes(hashlib.sha256(data).digest()[:8], "big")
+            yield Seen(name, len(data), min(width, height), content, format_of(data))
+    except BrokenArchive as error:
+        yield Reject(str(Path(error.path).relative_to(root)), f"damaged archive: {error.what}")
+
+
+def _read(root: Path, prefixed: bool, task: Listing | Stream) -> Iterator[tuple[str, bytes | str]]:
+    """The name of each image, and its content or why that cannot be had."""
     if isinstance(task, Stream):
-        return list(map(_pack, _look_into_stream(root, task, f"{task.name}/" if prefixed else "")))
-    look = _empty()
+        for member, data in stream_images(root / task.name, f"{task.name}/" if prefixed else ""):
+            advance(len(data))
+            yield member.name, member.problem or data
+        return
     for entry in task.entries():
         advance(max(0, entry.size))
-        _look_at(entry.name, partial(read_entry, root, entry), look)
-    return [_pack(look)]
-
-
-def _empty() -> Look:
-    return Look([], [], [], [], Counter(), [])
-
-
-def _pack(look: Look) -> bytes:
-    return zlib.compress(pickle.dumps(look), 1)
-
-
-def _unpack(packed: bytes) -> Look:
-    look: Look = pickle.loads(zlib.decompress(packed))  # comes from a worker of ours, never from a file
-    return look
-
-
-def _look_into_stream(root: Path, stream: Stream, prefix: str) -> Iterator[Look]:
-    look = _empty()
-    try:
-        for member, data in stream_images(root / stream.name, prefix):
-            advance(len(data))
-            if len(look.names) + len(look.rejects) >= _BATCH:
-                yield look
-                look = _empty()
-            if member.problem is not None:
-                look.rejects.append(Reject(member.name, member.problem))
-            else:
-                _look_at(member.name, partial(bytes, data), look)
-    except BrokenArchive as error:
-        look.rejects.append(Reject(stream.name, f"damaged archive: {error.what}"))
-    yield look
-
-
-def _look_at(name: str, read: Callable[[], bytes], look: Look) -> None:
-    try:
-        data = read()
-        width, height = probe(data)
-    except BadImage as error:
-        look.rejects.append(Reject(name, str(error)))
-        return
-    look.names.append(name)
-    look.sizes.append(len(data))
-    look.short_sides.append(min(width, height))
-    look.contents.append(int.from_bytes(hashlib.sha256(data).digest()[:8], "big"))
-    look.formats[format_of(data)] += 1
+        try:
+            content: bytes | str = read_entry(root, entry)
+        except BadImage as error:
+            content = str(error)
+        yield entry.name, content
 
 
 def _collect(source: Source, looks: Iterable[list[bytes]], file: IO[str] | None) -> Report:
@@ -174,30 +158,28 @@ def _collect(source: Source, looks: Iterable[list[bytes]], file: IO[str] | None)
     formats: Counter[str] = Counter()
     reasons: Counter[str] = Counter()
     examples: list[Reject] = []
-
-    def note(reject: Reject) -> None:
-        reasons[reject.kind] += 1
+    # Pickles of our own workers, never of a file.
+    seen = (pickle.loads(zlib.decompress(packed)) for packed in chain.from_iterable(looks))
+    for found in chain(source.rejects, source.damaged, chain.from_iterable(seen)):
+        if isinstance(found, Seen):
+            builder.add(found.name, size=found.size)
+            sides.append(found.short_side)
+            contents.append(found.content)
+            formats[found.format] += 1
+            continue
+        reasons[found.kind] += 1
         if len(examples) < _EXAMPLES:
-            examples.append(reject)
+            examples.append(found)
         if file:
-            file.write(json.dumps(reject._asdict()) + "\n")
-
-    for reject in (*source.rejects, *source.damaged):
-        note(reject)
-    for look in map(_unpack, chain.from_iterable(looks)):
-        for name, size in zip(look.names, look.sizes, strict=True):
-            builder.add(name, size=size)
-        sides.extend(look.short_sides)
-        contents.extend(look.contents)
-        formats.update(look.formats)
-        for reject in look.rejects:
-            note(reject)
+            file.write(json.dumps(found._asdict()) + "\n")
     listing = builder.finish()
     copies, pairs = _find_copies(listing, np.array(contents, dtype=np.uint64), file)
+    codes = folder_splits(chain(listing.raw_names(), (os.fsencode(each.name) for each in source.streams)))
+    numbers = [] if codes is None else np.bincount(codes[: len(listing)], minlength=len(SPLITS)).tolist()
     return Report(
         images=len(listing),
         bytes=int(listing.sizes.sum()),
-        splits=_count_splits(listing, source.streams),
+        splits={split: number for split, number in zip(SPLITS, numbers, strict=False) if number},
         formats=formats,
         short_sides=np.array(sides, dtype=np.int64),
         copies=copies,
@@ -233,14 +215,6 @@ def _find_copies(
             if file:
                 file.write(json.dumps({"path": copy, "copy_of": original}) + "\n")
     return len(order) - len(starts), examples
-
-
-def _count_splits(listing: Listing, streams: Sequence[Stream]) -> dict[str, int]:
-    codes = folder_splits(chain(listing.raw_names(), (os.fsencode(stream.name) for stream in streams)))
-    if codes is None:
-        return {}
-    codes = codes[: len(listing)]
-    return {split: int((codes == code).sum()) for code, split in enumerate(SPLITS) if code in codes}
 
 
 def _side_lines(sides: NDArray[np.int64]) -> list[str]:
@@ -392,16 +366,12 @@ def _duration(hours: float) -> str:
 
 def _some_images(source: Source, count: int) -> Iterator[bytes]:
     """Up to `count` images: by rank from files, the first ones of a few compressed tars."""
-    rank = ranks(np.arange(len(source.listing), dtype=np.uint64), seed=0)
-    for i in np.argsort(rank)[:count]:
-        try:
-            yield read_entry(source.root, source.listing.entry(int(i)))
-        except BadImage:
-            continue
-    for stream in source.streams[:_STREAMS_SAMPLED]:
-        members = stream_images(source.root / stream.name)
-        images = (data for _, data in members if data)
-        yield from islice(images, -(-count // _STREAMS_SAMPLED))
+    order = np.argsort(ranks(np.arange(len(source.listing), dtype=np.uint64), seed=0))
+    tasks: list[tuple[Listing | Stream, int]] = [(source.listing.take(order[:count]), count)]
+    tasks += [(stream, -(-count // _STREAMS_SAMPLED)) for stream in source.streams[:_STREAMS_SAMPLED]]
+    for task, number in tasks:
+        contents = (data for _, data in _read(source.root, False, task) if isinstance(data, bytes) and data)
+        yield from islice(contents, number)
 
 
 def _teacher_seconds(teacher: Teacher, resolution: int) -> tuple[float, str]:
