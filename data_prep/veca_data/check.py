@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -82,7 +82,9 @@ def check(
     )
     findings = sorted(results, key=lambda finding: finding.shard)
     for finding in findings:
-        problems += [f"{finding.shard}: {problem}" for problem in _shortened(finding.problems)]
+        more = len(finding.problems) - _SHOWN
+        shown = finding.problems[:_SHOWN] + ([f"and {more:,} problems more"] if more > 0 else [])
+        problems += [f"{finding.shard}: {problem}" for problem in shown]
     return problems + list(_keys_in_two_shards(folder, findings))
 
 
@@ -181,13 +183,10 @@ def _sample_problems(sample: list[Member], decode_images: bool) -> Iterator[str]
     except (ValueError, KeyError, TypeError) as error:
         yield f"{key}: .json is damaged: {error!r}"
         return
-    if decode_images and pictures:
-        yield from _picture_problems(key, by_suffix[pictures[0]], size)
-
-
-def _picture_problems(key: str, data: bytes, size: tuple[int, int] | None) -> Iterator[str]:
+    if not decode_images or not pictures:
+        return
     try:
-        height, width, _ = decode(data).shape
+        height, width, _ = decode(by_suffix[pictures[0]]).shape
     except BadImage as error:
         yield f"{key}: does not decode: {error}"
         return
@@ -206,11 +205,6 @@ def _offset_problems(path: Path, wanted: list[int]) -> Iterator[str]:
         return
     if offsets.tolist() != wanted:
         yield f"{path.name} disagrees with the tar"
-
-
-def _shortened(problems: list[str]) -> list[str]:
-    more = len(problems) - _SHOWN
-    return problems if more <= 0 else [*problems[:_SHOWN], f"and {more:,} problems more"]
 
 
 def _hashes(keys: list[str]) -> NDArray[np.uint64]:
@@ -254,7 +248,7 @@ def _cache_problems(cache: Cache) -> Iterator[str]:
 
 def _target_problems(spec: CacheSpec, layout: Layout, members: dict[str, bytes]) -> Iterator[str]:
     """What is wrong with one sample; `members` maps suffixes to contents in the order of the tar."""
-    from veca.data.augment import view_from_json  # only here: loads OpenCV
+    from veca.data.augment import view_from_json  # only here: loads torch
 
     try:
         about = json.loads(members["json"])
@@ -279,43 +273,31 @@ def _order_problems(cache_folder: Path, shard: str, keys: Sequence[str]) -> Iter
     images = cache_folder.parent / shard
     if not images.is_file() or not images.with_name(offsets_name(shard)).is_file():
         return
-    for number, (wanted, key) in enumerate(zip(_image_keys(images, samples=len(keys)), keys, strict=True)):
-        if wanted != key:
-            yield f"{key}: sample {number} of the images is {wanted}; the order is another one"
-            return
+    try:
+        offsets = load_offsets(images.with_name(offsets_name(shard)), samples=len(keys))
+    except ValueError as error:
+        yield f"the order of the images is unknown: {error}"
+        return
+    with open_archive(images) as file:
+        for number, (offset, key) in enumerate(zip(offsets[:-1].tolist(), keys, strict=True)):
+            name = os.pread(file.fileno(), BLOCK, offset)[:100].decode("utf-8", "replace")
+            wanted = name.partition("\0")[0].partition(".")[0]
+            if wanted != key:
+                yield f"{key}: sample {number} of the images is {wanted}; the order is another one"
+                return
 
 
 def _array_problems(name: str, data: bytes, layout: Layout, *, resolution: int) -> Iterator[str]:
-    from veca.data.cached_arrays import npy_rows
+    from veca.data.cached_arrays import npy_rows  # only here: loads torch
 
     try:
         rows = npy_rows(np.frombuffer(data, np.uint8), layout, resolution)
     except ValueError as error:
         yield f"{name} {error}"
         return
-    if not _is_finite(rows, layout):
+    numbers = np.ascontiguousarray(rows[:, :2] if layout.dtype == "int8" else rows)
+    # bfloat16, which numpy lacks, is the upper half of a float32.
+    is_bf16 = layout.dtype == "bf16"
+    values = (numbers.view("<u2").astype("<u4") << 16).view("<f4") if is_bf16 else numbers.view("<f2")
+    if not np.isfinite(values).all():
         yield f"{name} holds numbers that are not finite"
-
-
-def _is_finite(rows: "np.ndarray[Any, np.dtype[np.uint8]]", layout: Layout) -> bool:
-    if layout.dtype == "bf16":
-        exponents = np.ascontiguousarray(rows).view("<u2") & 0x7F80
-        return not bool((exponents == 0x7F80).any())
-    numbers = rows[:, :2] if layout.dtype == "int8" else rows
-    return bool(np.isfinite(np.ascontiguousarray(numbers).view("<f2")).all())
-
-
-def _image_keys(tar: Path, *, samples: int) -> Iterator[str]:
-    """The first member's key at each offset."""
-    try:
-        offsets = load_offsets(tar.with_name(offsets_name(tar.name)), samples=samples)
-    except ValueError:
-        yield from [""] * samples  # the images have another number of samples
-        return
-    descriptor = os.open(tar, os.O_RDONLY)
-    try:
-        for offset in offsets[:-1].tolist():
-            name = os.pread(descriptor, BLOCK, offset)[:100].rstrip(b"\0").decode("utf-8", "replace")
-            yield name.partition(".")[0]
-    finally:
-        os.close(descriptor)

@@ -106,7 +106,9 @@ def render_scene(*, seed: int, index: int, label: str, size: int) -> Scene:
 def draw_layout(rng: Generator, *, label: str, size: int) -> Layout:
     main = draw_body(rng, class_name=label, scale=uniform(rng, 0.28, 0.42), x=0.0, z=0.0)
     camera = draw_camera(rng, main, size=size)
-    wall = _draw_wall(rng)
+    angle = uniform(rng, -0.5, 0.5)
+    normal = np.array([math.sin(angle), 0, -math.cos(angle)], dtype=np.float32)
+    wall = Wall(normal, -uniform(rng, 0.9, 3.0))
     depth = see_room(camera, wall)
     instance = np.zeros(size * size, dtype=np.uint8)
     bodies, areas = [main], [_add(camera, main, depth, instance, number=1)]
@@ -155,13 +157,9 @@ def draw_camera(rng: Generator, main: Body, *, size: int) -> Camera:
 
 def see_room(camera: Camera, wall: Wall) -> Floats:
     """Depth of the floor or the wall, whichever is nearer: (n,)."""
-    falling = np.minimum(camera.rays[1], -1e-6)
-    floor = -camera.origin[1] / falling
-    side = wall.normal[0] * camera.rays[0] + wall.normal[2] * camera.rays[2]
-    start = wall.normal[0] * camera.origin[0] + wall.normal[2] * camera.origin[2]
-    back = (wall.offset - start) / np.minimum(side, -1e-6)
-    depth: Floats = np.minimum(floor, back)
-    return depth
+    floor = -camera.origin[1] / np.minimum(camera.rays[1], -1e-6)
+    side, start = dot(wall.normal, camera.rays), dot(wall.normal, camera.origin)
+    return np.asarray(np.minimum(floor, (wall.offset - start) / np.minimum(side, -1e-6)))
 
 
 def see_body(camera: Camera, body: Body) -> tuple[NDArray[np.intp], Floats]:
@@ -210,12 +208,6 @@ def _acceptable(instance: NDArray[np.uint8], areas: list[int]) -> bool:
         and others.max() <= _OTHER_LARGEST * main
         and others.min() >= _OTHER_SMALLEST * instance.size
     )
-
-
-def _draw_wall(rng: Generator) -> Wall:
-    angle = uniform(rng, -0.5, 0.5)
-    normal = np.array([math.sin(angle), 0, -math.cos(angle)], dtype=np.float32)
-    return Wall(normal, -uniform(rng, 0.9, 3.0))
 
 
 def _draw_other(rng: Generator, camera: Camera, wall: Wall, bodies: list[Body]) -> Body | None:

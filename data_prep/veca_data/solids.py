@@ -34,11 +34,7 @@ def uniform(rng: Generator, low: float, high: float) -> float:
 
 def length(points: Floats) -> Floats:
     """Euclidean norm over the first axis."""
-    total = points[0] * points[0]
-    for row in points[1:]:
-        total += row * row
-    norm: Floats = np.sqrt(total)
-    return norm
+    return np.asarray(np.sqrt(sum(row * row for row in points)))
 
 
 def dot(first: Floats, second: Floats) -> Floats:
@@ -78,8 +74,7 @@ def normals(distance: Distance, points: Floats) -> Floats:
     for corner in ((1, -1, -1), (-1, -1, 1), (-1, 1, -1), (1, 1, 1)):
         offset = np.array(corner, dtype=np.float32)[:, None]
         total += offset * distance(points + 0.01 * offset)
-    norm: Floats = np.maximum(length(total), 1e-6)
-    return total / norm
+    return np.asarray(total / np.maximum(length(total), 1e-6))
 
 
 def ball_span(origin: Floats, direction: Floats) -> tuple[Floats, Floats]:
@@ -93,13 +88,7 @@ def ball_span(origin: Floats, direction: Floats) -> tuple[Floats, Floats]:
 
 def _smooth_max(first: Floats, second: Floats) -> Floats:
     overlap = np.maximum(_ROUNDING - np.abs(first - second), 0)
-    result: Floats = np.maximum(first, second) + overlap * overlap * (0.25 / _ROUNDING)
-    return result
-
-
-def _sphere(rng: Generator) -> Distance:
-    del rng  # the one shape without proportions
-    return lambda p: length(p) - 1
+    return np.asarray(np.maximum(first, second) + overlap * overlap * (0.25 / _ROUNDING))
 
 
 def _box(rng: Generator) -> Distance:
@@ -216,7 +205,7 @@ CLASSES: dict[str, Callable[[Generator], Distance]] = {
     "cross": _cross,
     "cylinder": _cylinder,
     "pyramid": _pyramid,
-    "sphere": _sphere,
+    "sphere": lambda rng: lambda p: length(p) - 1,  # the one shape without proportions
     "star": _star,
     "torus": _torus,
 }

@@ -146,15 +146,7 @@ def draw_views(
 
 
 class ViewData(LightningDataModule):
-    """The batches of one rank: every shard that is not finished, shared out by whole shards.
-
-    Args:
-        source: The images.
-        out: The folder of the cache.
-        spec: What to make.
-        batch_size: Views in a batch.
-        workers: The processes that decode.
-    """
+    """The batches of one rank: every shard that is not finished, shared out by whole shards."""
 
     def __init__(
         self, source: Source, out: Path, spec: CacheSpec, *, batch_size: int, workers: WorkerOptions
@@ -255,7 +247,7 @@ class TargetWriter(Callback):
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         if self._shard is not None:
-            self._shard.abandon(exception)
+            self._shard.finish(exception)
         self.on_predict_end(trainer, pl_module)
 
 
@@ -295,11 +287,11 @@ class ShardOfTargets:
             for pending in self._pending:
                 self._write(pending)
 
-    def finish(self) -> None:
-        self._stack.close()
-
-    def abandon(self, error: BaseException) -> None:
-        """Remove what is there of it."""
+    def finish(self, error: BaseException | None = None) -> None:
+        """The shard's files appear, or after an error nothing is left of it."""
+        if error is None:
+            self._stack.close()
+            return
         with suppress(type(error)):
             self._stack.__exit__(type(error), error, error.__traceback__)
 
@@ -339,11 +331,10 @@ def write_index(
     out: Path, spec: CacheSpec, shards: list[SplitShard], *, projection_sha256: str | None
 ) -> Summary | None:
     """Write index.json once every shard is finished; None while some are not."""
-    records = [read_record(out, shard.name) for shard in shards]
     splits: dict[str, list[ShardInfo]] = {}
     reasons: Counter[str] = Counter()
-    for shard, record in zip(shards, records, strict=True):
-        if record is None:
+    for shard in shards:
+        if (record := read_record(out, shard.name)) is None:
             return None
         splits.setdefault(shard.split, []).append(record.info)
         reasons.update(reject.kind for reject in record.rejects)
