@@ -33,7 +33,7 @@ from veca.data.tars import BrokenArchive
 from veca.utils.files import in_bytes
 from veca_data.archives import stream_images
 from veca_data.images import Encoding, format_of, pack, probe
-from veca_data.listing import Listing, ListingBuilder, Reject, ranks
+from veca_data.listing import Listing, ListingBuilder, Reject, listed, ranks
 from veca_data.plan import folder_splits
 from veca_data.pool import advance, num_workers, run_tasks
 from veca_data.source import Source, Stream, open_source, read_entry
@@ -74,14 +74,14 @@ class Report(NamedTuple):
     def __str__(self) -> str:
         lines = [
             f"images      {self.images:,}, {in_bytes(self.bytes)}",
-            f"splits      {_listed(self.splits) or 'none of its own'}",
-            f"formats     {_listed(self.formats)}",
+            f"splits      {listed(self.splits) or 'none of its own'}",
+            f"formats     {listed(self.formats)}",
             *_side_lines(self.short_sides),
             f"duplicates  {self.copies:,} are copies of another, byte for byte",
             *(f"              {copy} = {original}" for copy, original in self.copy_examples),
-            f"rejects     {self.reasons.total():,} {_listed(self.reasons)}",
+            f"rejects     {self.reasons.total():,} {listed(self.reasons)}",
             *(f"              {reject.path}: {reject.reason}" for reject in self.reject_examples),
-            f"ignored     {self.ignored.total():,} {_listed(self.ignored)}",
+            f"ignored     {self.ignored.total():,} {listed(self.ignored)}",
         ]
         return "\n".join(line.rstrip() for line in lines)
 
@@ -226,11 +226,6 @@ def _side_lines(sides: NDArray[np.int64]) -> list[str]:
         f"short side  {sides.min()} … {sides.max()} pixels; 5 % {low}, median {median}, 95 % {high}",
         f"            {below}",
     ]
-
-
-def _listed(counts: dict[str, int]) -> str:
-    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-    return ", ".join(f"{name} {count:,}" for name, count in ordered[:8])
 
 
 class Teacher(NamedTuple):

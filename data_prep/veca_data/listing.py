@@ -10,7 +10,7 @@ import os
 import re
 import unicodedata
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -41,6 +41,12 @@ class Reject(NamedTuple):
     def kind(self) -> str:
         """What rejects are counted by."""
         return self.reason.partition(":")[0]
+
+
+def listed(counts: Mapping[str, int]) -> str:
+    """`jpg 7, png 2`, the most frequent first."""
+    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    return ", ".join(f"{name} {count:,}" for name, count in ordered[:8] if count)
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from veca.data.tars import BrokenArchive
 from veca.utils.files import in_bytes
 from veca_data.archives import stream_images
 from veca_data.images import Encoding, pack
-from veca_data.listing import Entry, Listing, ListingBuilder, Reject, ranks, sample_key
+from veca_data.listing import Entry, Listing, ListingBuilder, Reject, listed, ranks, sample_key
 from veca_data.plan import (
     DEFAULT_SHARD_BYTES,
     OUTSIDE,
@@ -96,9 +96,8 @@ def make_shards(
     opened.check_whole()
     plan = make_plan(opened, seed=seed, size=size, val_share=val_share, encoding=encoding)
     plan = claim_folder(out, plan)
-    if plan.ignored:
-        listed = ", ".join(f"{count:,} {kind}" for kind, count in plan.ignored.most_common(6) if count)
-        print(f"Ignored files: {listed}")
+    if ignored := listed(plan.ignored):
+        print(f"Ignored files: {ignored}")
     mine = [unit for number, unit in enumerate(plan.units) if not part or number % part.of == part.number]
     pending = [unit for unit in mine if not _is_finished(out, unit)]
     remove_leftovers(out, (shard for unit in pending for shard in unit.shards))

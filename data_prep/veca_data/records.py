@@ -28,7 +28,7 @@ from veca.data.index import (
     offsets_name,
 )
 from veca.utils.files import atomic_path, in_bytes, write_text_atomic
-from veca_data.listing import Reject
+from veca_data.listing import Reject, listed
 from veca_data.plan import Plan, StreamTask
 from veca_data.writer import SampleWriter
 
@@ -72,8 +72,7 @@ class Summary(NamedTuple):
             samples, size = sum(shard.samples for shard in shards), sum(shard.bytes for shard in shards)
             sizes = f"{in_bytes(size)}, {in_bytes(size / max(1, samples))} each"
             lines.append(f"  {split:6} {samples:,} samples in {len(shards):,} shards, {sizes}")
-        reasons = ", ".join(f"{reason} {count:,}" for reason, count in self.reasons.most_common(6))
-        lines.append(f"  rejected {self.rejects:,}{f' ({reasons})' if reasons else ''}")
+        lines.append(f"  rejected {self.rejects:,}{f' ({listed(self.reasons)})' if self.reasons else ''}")
         return "\n".join(lines)
 
 

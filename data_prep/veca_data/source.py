@@ -36,7 +36,7 @@ from veca.data.folders import REPEATED_FILE, REPEATED_FOLDER, check_regular, rea
 from veca.data.tars import BrokenArchive, open_archive
 from veca_data.archives import PLAIN_SUFFIXES, STREAM_SUFFIXES, ZIP_SUFFIXES, hides, list_archive, read_at
 from veca_data.images import is_image_name
-from veca_data.listing import MISSING, Entry, Listing, ListingBuilder, Reject
+from veca_data.listing import MISSING, Entry, Listing, ListingBuilder, Reject, listed
 
 LIST_SUFFIXES = (".txt", ".lst", ".list")
 ARCHIVE_SUFFIXES = ZIP_SUFFIXES + PLAIN_SUFFIXES + STREAM_SUFFIXES
@@ -94,17 +94,17 @@ def open_source(path: str | os.PathLike[str], *, annotations: tuple[Path, ...] =
         raise FileNotFoundError(
             f"source {path} does not exist. Give a folder, an archive or a list of paths."
         )
-    listed = (*annotations, *found)
     if annotations and source.streams:
         raise ValueError(
             "annotations are compared with files on disk, and the source is compressed archives. "
             "Leave --annotations out, or unpack the archives."
         )
-    if listed and not source.streams:
-        source = replace(source, rejects=source.rejects + tuple(_missing_images(source.listing, listed)))
+    if (annotations or found) and not source.streams:
+        missing = _missing_images(source.listing, (*annotations, *found))
+        source = replace(source, rejects=(*source.rejects, *missing))
     if not len(source.listing) and not source.streams:
         source.check_whole()
-        raise ValueError(f"source {path} holds no images{_ignored_text(source.ignored)}.")
+        raise ValueError(f"source {path} holds no images (ignored: {listed(source.ignored) or 'nothing'}).")
     return source
 
 
@@ -121,12 +121,10 @@ def read_entry(root: Path, entry: Entry) -> bytes:
 
 
 def _open_file(path: Path) -> Source:
-    name = path.name.lower()
-    root = path.parent
-    if _is_archive(name):
-        return _with_archives(path, root, [path.name], prefixed=False)
-    if name.endswith(LIST_SUFFIXES):
-        return Source(path, root, _list_of_paths(path))
+    if _is_archive(path.name):
+        return _with_archives(path, path.parent, [path.name], prefixed=False)
+    if path.name.lower().endswith(LIST_SUFFIXES):
+        return Source(path, path.parent, _list_of_paths(path))
     known = ", ".join(ARCHIVE_SUFFIXES + LIST_SUFFIXES)
     raise ValueError(f"source {path} is a file of an unknown kind; known are folders and {known}.")
 
@@ -157,9 +155,8 @@ def _open_folder(path: Path) -> tuple[Source, list[Path]]:
         listing = _with_sizes(builder.finish(), path)
         return Source(path, path, listing, (), tuple(rejects), ignored), annotations
     source = _with_archives(path, path, sorted(archives), prefixed=True)
-    return replace(
-        source, rejects=source.rejects + tuple(rejects), ignored=source.ignored + ignored
-    ), annotations
+    rejects, ignored = [*source.rejects, *rejects], source.ignored + ignored
+    return replace(source, rejects=tuple(rejects), ignored=ignored), annotations
 
 
 def _with_archives(path: Path, root: Path, names: list[str], *, prefixed: bool) -> Source:
@@ -168,24 +165,21 @@ def _with_archives(path: Path, root: Path, names: list[str], *, prefixed: bool) 
     streams: list[Stream] = []
     damaged: list[Reject] = []
 
-    def add(archive: str) -> None:
-        if archive.lower().endswith(STREAM_SUFFIXES):
-            with open_archive(root / archive) as file:
-                streams.append(Stream(archive, os.fstat(file.fileno()).st_size))
-            return
-        prefix = f"{archive}/" if prefixed else ""
-        builder.start_archive(archive)
-        for name, size, place, problem in list_archive(root / archive):
-            if problem is not None:
-                rejects.append(Reject(prefix + name, problem))
-            elif is_image_name(name) and not hides(name):
-                builder.add(prefix + name, size=size, place=place)
-            else:
-                ignored[_suffix(name)] += 1
-
     for archive in names:
+        prefix = f"{archive}/" if prefixed else ""
         try:
-            add(archive)
+            if archive.lower().endswith(STREAM_SUFFIXES):
+                with open_archive(root / archive) as file:
+                    streams.append(Stream(archive, os.fstat(file.fileno()).st_size))
+                continue
+            builder.start_archive(archive)
+            for name, size, place, problem in list_archive(root / archive):
+                if problem is not None:
+                    rejects.append(Reject(prefix + name, problem))
+                elif is_image_name(name) and not hides(name):
+                    builder.add(prefix + name, size=size, place=place)
+                else:
+                    ignored[_suffix(name)] += 1
         except BrokenArchive as error:
             damaged.append(Reject(archive, f"damaged archive: {error.what}"))
         except OSError as error:
@@ -236,12 +230,6 @@ def _suffix(name: str) -> str:
     lowered = name.lower()
     known = next((suffix for suffix in ARCHIVE_SUFFIXES if lowered.endswith(suffix)), None)
     return known or Path(lowered).suffix or "no suffix"
-
-
-def _ignored_text(ignored: Counter[str]) -> str:
-    if not ignored:
-        return ""
-    return " (ignored: " + ", ".join(f"{count} {suffix}" for suffix, count in ignored.most_common(5)) + ")"
 
 
 def _missing_images(listing: Listing, annotations: Iterable[Path]) -> Iterator[Reject]:
