@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from tests.probes.fakes import FakeModel, Install, noise, planted
-from veca.probes.types import Dataset
+from veca.probes.datasets.splits import Dataset
 
 COLOURS = {"blue": (20, 40, 200), "green": (30, 180, 40), "red": (210, 30, 20)}
 
@@ -54,7 +54,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Install:
             return FakeModel(f"random{seed}", noise, patch_size, models[spec].budgets)
 
         for module in ("sweep", "linear"):
-            monkeypatch.setattr(f"veca.probes.{module}.open_dataset", lambda spec, task: datasets[spec])
+            monkeypatch.setattr(f"veca.probes.{module}.open_dataset", lambda spec, **_: datasets[spec])
         monkeypatch.setattr("veca.probes.sweep.open_model", open_model)
         return models
 

@@ -11,8 +11,8 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 
-from veca.backbones.types import ProbeFeatures, Task
-from veca.probes.types import Dataset, Item, Split
+from veca.backbones import ProbeFeatures, Task
+from veca.probes.datasets.splits import Dataset, Item, Split
 
 STEP = 20  # colour of answer i is i * STEP: far enough apart to survive a resize
 LEVELS = 12

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from tests.probes.fakes import Install, MemorySplit, label_items, map_items
+from veca.probes.datasets.splits import Dataset
 from veca.probes.depth import depth, depth_errors, expected_depth
-from veca.probes.types import Dataset
 
 
 def data(size: tuple[int, int] = (16, 16), *, max_depth: float | None = 10.0) -> Dataset:

@@ -1,12 +1,13 @@
-"""Heads side by side are the heads one would train alone."""
+"""Heads side by side are the heads one would train alone; validation items and the choice made from them."""
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from veca.probes.heads import BATCH, MOMENTUM, RATES, Moments, fit_linear
-from veca.probes.types import IGNORED
+from veca.probes.datasets.splits import IGNORED
+from veca.probes.heads import BATCH, MOMENTUM, RATES, Moments, choose, fit_linear, split_holdout
 
 
 def fit_alone(features: Tensor, targets: Tensor, *, rate: float, epochs: int, num_classes: int) -> Tensor:
@@ -62,3 +63,28 @@ def test_channels_that_never_change_are_harmless() -> None:
     assert bool(standard.isfinite().all())
     assert float(standard[:, 1].abs().max()) == 0.0
     torch.testing.assert_close(standard[:, 0].std(correction=0), torch.tensor(1.0))
+
+
+def test_a_tenth_of_each_class_and_at_least_one() -> None:
+    labels = torch.tensor([0] * 100 + [1] * 40 + [2] * 3 + [3])
+    kept = split_holdout(len(labels), labels)
+    counts = [int(kept[labels.numpy() == label].sum()) for label in range(4)]
+    assert counts == [10, 4, 1, 0]  # the only image of a class is for training
+    assert np.array_equal(kept, split_holdout(len(labels), labels))
+
+
+def test_without_labels_a_tenth_of_all() -> None:
+    assert int(split_holdout(57).sum()) == 6
+
+
+def test_too_few() -> None:
+    with pytest.raises(ValueError, match="the training split has 2 images, too few"):
+        split_holdout(2, torch.tensor([0, 1]))
+
+
+def test_best_and_middle_of_equals() -> None:
+    assert choose([0.1, 0.9, 0.3]) == 1
+    assert choose([0.5, 0.9, 0.9, 0.9, 0.1]) == 2
+    assert choose([float("nan"), 0.2]) == 1
+    with pytest.raises(ValueError, match="no learning rate gives a finite score"):
+        choose([float("nan")])

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
@@ -81,10 +82,12 @@ def test_planted_and_noise(tmp_path: Path, install: Install) -> None:
         *(("model", budget, side) for side in (16, 24) for budget in (4, 8)),
         *(("noise", None, side) for side in (16, 24)),
         ("raw pixels", None, 16),
+        ("constant", None, None),
     ]
     values = [cell["values"]["accuracy"] for cell in cells]  # type: ignore[index]
     assert values[:4] == [1.0] * 4
     assert abs(values[4] - 0.2) < 5 * math.sqrt(0.16 / 200)
+    assert values[-1] == pytest.approx(0.2)  # the classes are equally frequent
 
 
 def test_k_is_cut_to_the_training_images(tmp_path: Path, install: Install) -> None:
@@ -118,9 +121,23 @@ def test_command_line_to_json(
         ("model", 16, None),
         *(("random weights", budget, seed) for budget in (4, 16) for seed in (0, 1)),
         ("raw pixels", None, None),
+        ("constant", None, None),
     ]
-    assert body["cells"][-1]["values"] == {"accuracy": 1.0}  # the classes are colours
+    assert body["cells"][-2]["values"] == {"accuracy": 1.0}  # the classes are colours
     printed = capsys.readouterr().out
     assert "train: 15 images, 3 classes of 5 images" in printed
     assert "| raw pixels | – | 16 | 100.0 % |" in printed
     assert (tmp_path / "model" / "knn.svg").read_text().startswith("<svg xmlns=")
+
+
+def test_classes_that_a_split_lacks_are_left_out(
+    tmp_path: Path, tiny_student: Veca, make_folders: Callable[..., Path]
+) -> None:
+    tiny_student.save_pretrained(tmp_path / "model")
+    data = make_folders(train=3, val=2)
+    shutil.rmtree(data / "val" / "green")
+    words = ["--model", str(tmp_path / "model"), "--data", str(data), "--budgets", "4", "--resolutions", "32"]
+    auto_cli(knn, args=[*words, "--seeds", "0", "--classes", "common"], as_positional=False)
+    body = json.loads((tmp_path / "model" / "knn.json").read_text())
+    assert body["counts"]["train"] == {"blue": 3, "red": 3}
+    assert body["settings"]["classes left out"] == ["green"]

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from tests.probes.fakes import Install, MemorySplit, label_data, label_items
+from veca.probes.datasets.splits import IGNORED, Dataset, Item
 from veca.probes.linear import hit_share, linear, mean_precision
-from veca.probes.types import IGNORED, Dataset, Item
 
 
 def run(model: str, out: Path, **options: object) -> list[dict[str, object]]:
@@ -29,6 +29,9 @@ def test_planted_and_noise(tmp_path: Path, install: Install, capsys: pytest.Capt
     assert (name, budget) == ("noise", None)
     assert abs(values["top-1"] - 1 / 6) < 5 * math.sqrt(5 / 36 / 300)
     assert found[3][0] == "raw pixels"
+    name, _, values = found[4]
+    assert name == "constant"
+    assert values == {"top-1": pytest.approx(1 / 6), "top-5": pytest.approx(5 / 6)}
     assert sum(call[0] for call in models["planted"].calls) == 2 * 420
     printed = capsys.readouterr().out
     assert "train: 120 images, 6 classes of 20 images" in printed
@@ -85,6 +88,7 @@ def test_random_weights_have_a_spread(tmp_path: Path, install: Install) -> None:
         ("random weights", 0),
         ("random weights", 1),
         ("raw pixels", None),
+        ("constant", None),
     ]
     row = (tmp_path / "linear.md").read_text().splitlines()[3]
     assert "±" in row
@@ -102,6 +106,9 @@ def test_several_labels(tmp_path: Path, install: Install) -> None:
     cells = run("planted", tmp_path, compare="noise")
     assert cells[0]["values"] == {"mAP": 1.0}
     assert cells[2]["values"]["mAP"] < 0.8  # type: ignore[index]
+    assert cells[-1]["name"] == "constant"
+    # The share of images that have the class, of those that count: 1/3, 1/3 and 10 of 20.
+    assert cells[-1]["values"]["mAP"] == pytest.approx((1 / 3 + 1 / 3 + 1 / 2) / 3)  # type: ignore[index]
 
 
 def test_transfer(tmp_path: Path, install: Install, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from tests.probes.fakes import MemorySplit, coloured, label_items, map_items
-from veca.backbones.types import Task
+from veca.backbones import Task
+from veca.probes.datasets.splits import IGNORED, Dataset, Item
 from veca.probes.scan import describe, scan_split
-from veca.probes.types import IGNORED, Dataset, Item
 
 CLASSES = ["sky", "road", "car"]
 

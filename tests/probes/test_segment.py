@@ -10,8 +10,8 @@ from torch.nn import functional as F
 
 from tests.probes.fakes import Install, map_items
 from veca.probes import segment as segment_module
+from veca.probes.datasets.splits import IGNORED, Dataset
 from veca.probes.segment import cross_entropy, segment, upsampled_argmax
-from veca.probes.types import IGNORED, Dataset
 
 CLASSES = ["sky", "road", "car", "tree"]
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.probes.fakes import FakeBackbone, Install, label_data
 from veca import Veca
-from veca.probes import store as store_module
+from veca.probes import features as features_module
 from veca.probes.knn import knn
 from veca.probes.results import read_results
 
@@ -62,7 +62,12 @@ def test_cells_are_kept_as_they_finish(tmp_path: Path, install: Install) -> None
     whole = read_results(out)
     assert whole is not None
     assert whole.complete
-    assert [cell.budget for cell in whole.cells] == [4, 8, None]
+    assert [(cell.name, cell.budget) for cell in whole.cells] == [
+        ("model", 4),
+        ("model", 8),
+        ("raw pixels", None),
+        ("constant", None),
+    ]
     assert sum(shape[0] for shape in models["planted"].calls) == 70
 
 
@@ -72,6 +77,6 @@ def test_features_of_another_version_are_not_taken(
     models = install({"data": label_data()})
     knn("planted", "data", out=tmp_path / "knn.json", budgets="4", seeds=0)
     models["planted"].calls.clear()
-    monkeypatch.setattr(store_module, "VERSION", 99)
+    monkeypatch.setattr(features_module, "VERSION", 99)
     knn("planted", "data", out=tmp_path / "knn.json", budgets="4", seeds=0)
     assert sum(shape[0] for shape in models["planted"].calls) == 70

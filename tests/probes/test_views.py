@@ -10,7 +10,7 @@ from tests.probes.fakes import coloured
 from veca import preprocess
 from veca.data.decode import decode
 from veca.data.views import normalise
-from veca.probes.types import Item
+from veca.probes.datasets.splits import Item
 from veca.probes.views import CentreView, Window, Windows, cover, sample_target
 
 

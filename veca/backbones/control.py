@@ -127,5 +127,5 @@ def load_control(source: str | Path) -> TransformersStudent | None:
     try:
         control.load_state_dict(student_tensors(checkpoint))
     except RuntimeError as error:
-        raise ValueError(f"{source} does not hold the control it tells of: {error}") from None
+        raise ValueError(f"{source} does not match its recorded control config: {error}") from None
     return control

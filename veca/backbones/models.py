@@ -23,6 +23,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 
+from veca.backbones import DENSE_TASKS, ProbeFeatures, Task
 from veca.backbones.control import TransformersStudent, load_control
 from veca.backbones.networks import (
     RAW_SIDE,
@@ -34,7 +35,6 @@ from veca.backbones.networks import (
     VecaNetwork,
     network_of,
 )
-from veca.backbones.types import Backbone, ProbeFeatures, Task
 from veca.checkpoint import load_model
 from veca.model import SIZES, Size, Veca
 from veca.teachers.base import Teacher
@@ -52,7 +52,6 @@ PEERS = {
 }
 REMOTE_CODE = ("c-radiov3-b",)
 OPEN_CLIP_ONLY = ("dfn-clip-b16",)  # on the Hub in open_clip's format, which needs open_clip
-_DENSE: tuple[Task, ...] = ("segment", "depth")
 _PATCH_14 = 14
 
 
@@ -79,20 +78,20 @@ class ProbedModel:
     def default_resolution(self, task: Task) -> int:
         """The paper's resolution for a task, or the multiple of the patch size nearest to it."""
         if self.patch_size == _PATCH_14:
-            return 518 if task in _DENSE else 224
-        if isinstance(self.network, PixelsNetwork) and task not in _DENSE:
+            return 518 if task in DENSE_TASKS else 224
+        if isinstance(self.network, PixelsNetwork) and task not in DENSE_TASKS:
             return RAW_SIDE
-        side = 512 if task in _DENSE else 256
+        side = 512 if task in DENSE_TASKS else 256
         return max(1, round(side / self.patch_size)) * self.patch_size
 
-    def at(self, budget: int | None = None) -> Backbone:
+    def at(self, budget: int | None = None) -> "Backbone":
         """The model at one budget; None for all cores, or for a model whose compute is fixed."""
         if budget is None and self.budgets:
             budget = self.budgets[-1]
         elif budget is not None and budget not in self.budgets:
             known = ", ".join(map(str, self.budgets)) or "none: its compute is fixed. Leave the budget out"
             raise ValueError(f"{budget} is not a budget of {self.name}; its budgets are {known}.")
-        return _AtBudget(self, budget)
+        return Backbone(self, budget)
 
     def to(self, device: torch.device | str) -> Self:
         self.network.to(device)
@@ -100,8 +99,8 @@ class ProbedModel:
 
 
 @dataclass(frozen=True)
-class _AtBudget:
-    """A `Backbone`."""
+class Backbone:
+    """A frozen model at one budget. Takes uint8 images whose sides are multiples of `patch_size`."""
 
     model: ProbedModel
     budget: int | None
@@ -128,6 +127,7 @@ class _AtBudget:
         return features
 
     def fingerprint(self) -> str:
+        """A hash of weights, normalisation and budget: the name of what is cached of it."""
         return self.model.weights_hash if self.budget is None else f"{self.model.weights_hash}-b{self.budget}"
 
 

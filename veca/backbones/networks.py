@@ -23,8 +23,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from veca.backbones import ProbeFeatures
 from veca.backbones.control import TransformersStudent
-from veca.backbones.types import ProbeFeatures
 from veca.data.resolutions import PATCH_SIZE
 from veca.data.views import normalise
 from veca.model import Veca
@@ -106,17 +106,30 @@ class TeacherNetwork(Network):
         return f"teacher-{self.teacher.fingerprint()}"
 
 
-class TokenNetwork(Network):
-    """A transformers model with one token per patch, on its own grid; positions are interpolated."""
+class EncodedNetwork(Network):
+    """A vision model of transformers: normalised pixels in, a global vector and a map of patches out."""
+
+    normalisation: Normalisation
+
+    def forward(self, images: Tensor, budget: int | None = None) -> ProbeFeatures:
+        encoding = self.encode(_pixels(images, self.normalisation))
+        rows, cols = encoding.patches.shape[-2:]
+        patches = encoding.patches.float().flatten(2).transpose(1, 2).contiguous()  # (B, N, D)
+        return ProbeFeatures(encoding.cls.float(), patches, (rows, cols), encoding.has_cls)
+
+    @abstractmethod
+    def encode(self, pixels: Tensor) -> Encoding: ...
+
+
+class TokenNetwork(EncodedNetwork):
+    """A model with one token per patch, on its own grid; positions are interpolated."""
 
     def __init__(self, model: nn.Module, normalisation: Normalisation) -> None:
         super().__init__()
         self.teacher = TokenTeacher(model, normalisation=normalisation)
+        self.normalisation = normalisation
         self.patch_size = self.teacher.patch_size
         self.encode(torch.zeros(1, 3, *self.teacher.input_size(TRIAL_SIDE, TRIAL_SIDE)))  # refuse it now
-
-    def forward(self, images: Tensor, budget: int | None = None) -> ProbeFeatures:
-        return _flattened(self.encode(_pixels(images, self.teacher.normalisation)))
 
     @torch.no_grad()
     def encode(self, pixels: Tensor) -> Encoding:
@@ -126,8 +139,8 @@ class TokenNetwork(Network):
         return f"tokens-{self.teacher.fingerprint()}"
 
 
-class MapNetwork(Network):
-    """Any other vision model of transformers: the last feature map of a CNN or a hierarchical transformer."""
+class MapNetwork(EncodedNetwork):
+    """Any other one: the last feature map of a CNN or a hierarchical transformer."""
 
     def __init__(self, model: nn.Module, normalisation: Normalisation) -> None:
         super().__init__()
@@ -141,9 +154,6 @@ class MapNetwork(Network):
                 f"{rows}×{cols}, which is no whole number of pixels per cell."
             )
         self.patch_size = TRIAL_SIDE // rows
-
-    def forward(self, images: Tensor, budget: int | None = None) -> ProbeFeatures:
-        return _flattened(self.encode(_pixels(images, self.normalisation)))
 
     @torch.no_grad()
     def encode(self, pixels: Tensor) -> Encoding:
@@ -200,12 +210,6 @@ def _pixels(images: Tensor, normalisation: Normalisation) -> Tensor:
 
 def _grid(images: Tensor, patch_size: int) -> tuple[int, int]:
     return images.shape[-2] // patch_size, images.shape[-1] // patch_size
-
-
-def _flattened(encoding: Encoding) -> ProbeFeatures:
-    rows, cols = encoding.patches.shape[-2:]
-    patches = encoding.patches.float().flatten(2).transpose(1, 2).contiguous()  # (B, N, D)
-    return ProbeFeatures(encoding.cls.float(), patches, (rows, cols), encoding.has_cls)
 
 
 def _as_map(tokens: Tensor, pixels: Tensor, *, name: str) -> Tensor:

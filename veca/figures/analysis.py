@@ -29,8 +29,8 @@ from veca.figures.inputs import (
 from veca.figures.metrics import Estimate, match_maps, match_places, mean_and_error, resize_maps, way_back
 from veca.figures.sheet import Curve, Panel, check_out, draw_panels, ramp_colours, save
 from veca.model import Veca
+from veca.probes.datasets.splits import IGNORED
 from veca.probes.settings import Numbers
-from veca.probes.types import IGNORED
 from veca.utils.files import write_text_atomic
 from veca.utils.progress import progress_bar
 

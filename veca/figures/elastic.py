@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from veca.figures.sheet import Curve, Panel, check_out, draw_panels, save
-from veca.probes.paper import BUDGETS, CURVES
-from veca.probes.results import Results, Row, is_share, read_results
+from veca.probes.results import BUDGETS, CURVES, Results, Row, is_share, read_results
 from veca.probes.settings import Names, split_names
 from veca.utils.chart import COLOURS
 

@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from veca.backbones import ProbeFeatures
 from veca.backbones.models import ProbedModel, open_model
 from veca.backbones.networks import VecaNetwork
 from veca.backbones.types import ProbeFeatures
@@ -28,7 +29,7 @@ from veca.model import Veca
 from veca.model.veca import Trace
 from veca.probes.datasets.pairs import FolderPairs, Meaning, Pair
 from veca.probes.settings import Names, Numbers, side_step, split_names
-from veca.probes.types import Item
+from veca.probes.datasets.splits import Item
 from veca.probes.views import LABELS_PER_PATCH, Window, sample_target
 from veca.utils.precision import choose_device
 

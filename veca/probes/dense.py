@@ -1,4 +1,4 @@
-"""Linear heads on [patch ; CLS], one for every learning rate, trained side by side on cached windows.
+"""Linear heads on [patch ; CLS], trained side by side on cached windows, and what segment and depth share.
 
 Each head is trained as it would be alone: AdamW, batches of 8 windows, a polynomial of power 0.9 from the
 rate to zero (method, section 6). Features are standardised per channel as in heads.py, and heads start at
@@ -8,8 +8,11 @@ Shapes: B windows, N patches, D width, G heads, C outputs of a head.
 """
 
 import math
+from abc import abstractmethod
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from itertools import groupby
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -17,9 +20,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from veca.probes.choice import SEED
-from veca.probes.heads import Moments
-from veca.probes.store import Cached, Record
+from veca.probes.features import Cached, Record
+from veca.probes.heads import SEED, Moments, split_holdout
+from veca.probes.scan import Scanned
+from veca.probes.sweep import FittedProbe, Score, open_sweep, run_sweep
+from veca.probes.views import LABELS_PER_PATCH, Windows
 from veca.utils.progress import progress_bar
 
 RATES = (1e-3, 3e-3, 1e-2, 3e-2, 0.1)  # the highest for small data, where steps are few
@@ -60,6 +65,95 @@ class DenseHeads(nn.Module):
         maps = patches @ weight[:half] + shared[:, None]  # (B, N, G·C)
         by_head: Tensor = maps.unflatten(2, (-1, self.num_outputs)).unflatten(1, grid)
         return by_head.permute(3, 0, 4, 1, 2)
+
+
+@dataclass(frozen=True)
+class DenseProbe(FittedProbe):
+    """A probe with a linear head on patches and CLS."""
+
+    whole: bool
+    rates = RATES
+    optimizer = f"AdamW, weight decay {WEIGHT_DECAY:g}, polynomial {POWER}, batch {BATCH}"
+
+    @property
+    @abstractmethod
+    def num_outputs(self) -> int:
+        """Channels of a head's map."""
+
+    @abstractmethod
+    def loss(self, maps: Tensor, targets: Tensor) -> Tensor:
+        """The loss of each head, (G,)."""
+
+    @abstractmethod
+    def choice_scores(self, heads: DenseHeads, features: Cached, views: Places) -> list[float]:
+        """How good each head is on labelled windows; higher is better."""
+
+    @abstractmethod
+    def values(self, heads: DenseHeads, features: Cached, judged: Scanned) -> dict[str, float]:
+        """The quantities of the first head on judged images."""
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        inference = "whole image" if self.whole else "sliding windows"
+        return {**super().settings, "inference": inference, "labels per patch": LABELS_PER_PATCH**2}
+
+    def viewer(self, split: str, *, resolution: int, patch_size: int) -> Windows:
+        judged = split == self.sweep.judged
+        return Windows(resolution, patch_size, whole=judged and self.whole, labelled=not judged)
+
+    def score(self, features: dict[str, Cached]) -> Score:
+        """Windows of validation images choose the rate; the chosen head is fitted again on all windows."""
+        if (name := self.sweep.chooses) is not None:
+            learnt = Cached(*features["train"].stores, *features[name].stores)
+            fitted, held = np.split(np.arange(len(learnt)), [len(features["train"])])
+        else:
+            learnt = features["train"]
+            kept = split_holdout(len(self.splits["train"].items))
+            fitted, held = learnt.views_of(~kept), learnt.views_of(kept)
+        rate, chosen = self.choose_rate(self.choice_scores(self._heads(learnt, fitted, RATES), learnt, held))
+        heads = self._heads(learnt, np.arange(len(learnt)), (rate,))
+        return Score(self.values(heads, features[self.sweep.judged], self.judged), chosen)
+
+    def _heads(self, features: Cached, views: Places, rates: tuple[float, ...]) -> DenseHeads:
+        return fit_dense(
+            features,
+            views,
+            num_outputs=self.num_outputs,
+            loss=self.loss,
+            epochs=self.epochs,
+            rates=rates,
+            device=self.sweep.fabric.device,
+        )
+
+
+def run_dense(
+    model: str,
+    data: str,
+    *,
+    kind: "type[DenseProbe]",
+    task: Literal["segment", "depth"],
+    inference: Literal["slide", "whole"] = "slide",
+    epochs: int = 20,
+    seeds: int = 1,
+    **sweep: Any,
+) -> None:
+    """Run a dense probe, which has the name of its task.
+
+    Args:
+        model: Folder with model.safetensors, a run's .ckpt, the authors' .pt, a Hub id, or a peer's name.
+        data: Folder of images and what is known of their pixels, or NAME:FOLDER.
+        kind: The probe.
+        task: What its head answers.
+        inference: How judged images are seen: in windows (slide), or each at once (whole).
+        epochs: Passes over the training windows.
+        seeds: Models with random weights to compare with; 0 for none.
+        sweep: What all probes take; see `veca.probes.sweep.open_sweep`.
+    """
+    if epochs < 1:
+        raise ValueError(f"epochs must be at least 1; got {epochs}. Try 20.")
+    opened = open_sweep(model, data, probe=task, task=task, classes="all", seeds=seeds, **sweep)
+    splits = opened.scan("train", opened.chooses, opened.judged)
+    run_sweep(opened, kind(opened, splits, epochs, inference == "whole"))
 
 
 def fit_dense(

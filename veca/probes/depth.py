@@ -21,14 +21,13 @@ from torch.nn import functional as F
 from torchmetrics import MeanMetric
 from torchmetrics.functional import mean_absolute_percentage_error, mean_squared_error
 
-from veca.probes.dense import DenseHeads, Places, image_maps, window_maps
-from veca.probes.densefit import DenseProbe, run_dense
+from veca.probes.dense import DenseHeads, DenseProbe, Places, image_maps, run_dense, window_maps
+from veca.probes.features import Cached
 from veca.probes.scan import Scanned
-from veca.probes.store import Cached
 
 NUM_BINS = 64
 NEAR = 1.25
-QUANTITIES = ["RMSE", "AbsRel", "δ<1.25"]
+QUANTITIES = ("RMSE", "AbsRel", "δ<1.25")
 
 
 def depth(model: str, data: str, **options: Any) -> None:
@@ -37,7 +36,7 @@ def depth(model: str, data: str, **options: Any) -> None:
     Args:
         model: Folder with model.safetensors, a run's .ckpt, the authors' .pt, a Hub id, or a peer's name.
         data: Folder of images and depth maps, or NAME:FOLDER for a dataset of the paper.
-        options: What dense probes take; see `veca.probes.densefit.run_dense`.
+        options: What dense probes take; see `veca.probes.dense.run_dense`.
     """
     run_dense(model, data, kind=DepthProbe, task="depth", **options)
 
@@ -46,17 +45,12 @@ def depth(model: str, data: str, **options: Any) -> None:
 class DepthProbe(DenseProbe):
     """The probe of a sweep."""
 
-    @property
-    def quantities(self) -> list[str]:
-        return list(QUANTITIES)
+    quantities = QUANTITIES
+    num_outputs = NUM_BINS
 
     @property
     def settings(self) -> dict[str, Any]:
         return {**super().settings, "bins": NUM_BINS, "max depth": self.max_depth}
-
-    @property
-    def num_outputs(self) -> int:
-        return NUM_BINS
 
     @property
     def max_depth(self) -> float:
@@ -84,8 +78,8 @@ class DepthProbe(DenseProbe):
         return depth_errors(answers(), max_depth=self.max_depth)
 
     def constant(self) -> dict[str, float]:
-        mean, judged = self.splits["train"].scan.mean_depth, self.splits[self.sweep.judged]
-        truths = (_truth(judged, item) for item in range(len(judged.items)))
+        mean = self.splits["train"].scan.mean_depth
+        truths = (_truth(self.judged, item) for item in range(len(self.judged.items)))
         return depth_errors(((torch.full_like(one, mean), one) for one in truths), max_depth=self.max_depth)
 
     def _errors(self, maps: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,9 +1,11 @@
-"""Linear classifiers on fixed features, one for every learning rate, trained side by side.
+"""Linear classifiers on fixed features, one for every learning rate, and the choice between them.
 
 The rates see the same batches in the same order, so that their heads are the columns of one matrix product.
 Each head is trained exactly as it would be alone: SGD with momentum 0.9, batches of 128, a cosine from the
 rate to zero, no weight decay. Features are centred and scaled per channel with the moments of the training
 images; a head of standardised features is a linear head of the features. Heads start at zero.
+
+The rate is chosen by validation images alone: the judged split is not even an argument here.
 
 Shapes: n images, D width, G heads, C classes, B batch.
 """
@@ -11,17 +13,20 @@ Shapes: n images, D width, G heads, C classes, B batch.
 import math
 from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from veca.probes.choice import SEED
-from veca.probes.types import IGNORED
+from veca.probes.datasets.splits import IGNORED
 from veca.utils.progress import progress_bar
 
 # 1, 2, 5 and so on over four decades: DINOv2's number of rates, moved to standardised features.
 RATES = (1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 MOMENTUM = 0.9
 BATCH = 128
+VAL_SHARE = 0.1
+SEED = 0
 
 
 class Moments(NamedTuple):
@@ -100,12 +105,38 @@ def loss_slope(logits: Tensor, targets: Tensor) -> Tensor:
     """
     if targets.ndim == 1:
         slope = logits.softmax(dim=-1)
-        slope.scatter_add_(2, targets[:, None, None].expand(-1, logits.shape[1], 1), _minus_ones(slope))
+        places = targets[:, None, None].expand(-1, logits.shape[1], 1)
+        slope.scatter_add_(2, places, slope.new_full((), -1.0).expand_as(places))
         return slope.div_(len(logits))
     counted = (targets != IGNORED)[:, None]
     slope = (logits.sigmoid() - (targets == 1)[:, None].float()) * counted
     return slope.div_(counted.sum().clamp(min=1))
 
 
-def _minus_ones(slope: Tensor) -> Tensor:
-    return slope.new_full((), -1.0).expand(slope.shape[0], slope.shape[1], 1)
+def split_holdout(num_items: int, labels: Tensor | None = None) -> NDArray[np.bool_]:
+    """Mark the training items that are kept for validation; of each class with two or more, at least one.
+
+    Without labels (several per image, masks, depth) all items are one class.
+    """
+    groups = np.zeros(num_items, dtype=np.int64) if labels is None else labels.numpy()
+    rng = np.random.default_rng(SEED)
+    kept = np.zeros(num_items, dtype=bool)
+    for group in np.unique(groups):
+        members = rng.permutation(np.flatnonzero(groups == group))
+        number = max(1, round(VAL_SHARE * len(members))) if len(members) > 1 else 0
+        kept[members[:number]] = True
+    if not kept.any():
+        raise ValueError(
+            f"the training split has {num_items} images, too few to keep some for the choice of the learning "
+            "rate. Two of a class are the least."
+        )
+    return kept
+
+
+def choose(scores: list[float]) -> int:
+    """The place of the highest score; of several equal ones the middle."""
+    finite = [score for score in scores if math.isfinite(score)]
+    if not finite:
+        raise ValueError(f"no learning rate gives a finite score; got {scores}. Are the features sound?")
+    best = [place for place, score in enumerate(scores) if score == max(finite)]
+    return best[len(best) // 2]

@@ -1,8 +1,7 @@
 """`veca probe knn`: nearest neighbours on the global feature, the probe that trains nothing.
 
 The protocol is DINO's: L2-normalised features, cosine similarity, the k nearest training images vote with
-weight exp(similarity / 0.07). Two baselines stand in the same table, random weights and raw pixels, because
-on easy data both are far above chance.
+weight exp(similarity / 0.07).
 """
 
 from dataclasses import dataclass
@@ -12,10 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from veca.probes.scan import Scanned
-from veca.probes.store import Cached
-from veca.probes.sweep import Score, Sweep, open_sweep, run_sweep
-from veca.probes.views import CentreView
+from veca.probes.features import Cached
+from veca.probes.sweep import Probe, Score, open_sweep, run_sweep
 
 TEMPERATURE = 0.07
 SIMILARITIES = 2**24  # held at once: 64 MB
@@ -37,35 +34,28 @@ def knn(model: str, data: str, *, k: int = 20, **sweep: Any) -> None:
 
 
 @dataclass(frozen=True)
-class KnnProbe:
+class KnnProbe(Probe):
     """The probe of a sweep."""
 
-    sweep: Sweep
-    splits: dict[str, Scanned]
     k: int
+    quantities = ("accuracy",)
 
     @property
     def settings(self) -> dict[str, Any]:
         k = min(self.k, len(self.splits["train"].items))
         return {"k": k, "temperature": TEMPERATURE, "judged on": self.sweep.judged}
 
-    @property
-    def quantities(self) -> list[str]:
-        return ["accuracy"]
-
-    def viewer(self, split: str, *, resolution: int, patch_size: int) -> CentreView:
-        return CentreView(resolution)
-
     def constant(self) -> dict[str, float]:
-        return {}
+        return self._accuracy(self.targets("train").bincount().argmax())
 
     def score(self, features: dict[str, Cached]) -> Score:
-        labels, truth = (self.splits[name].scan.targets for name in ("train", self.sweep.judged))
-        assert labels is not None
-        assert truth is not None
+        labels, num_classes = self.targets("train"), len(self.sweep.dataset.classes)
         train, queries = features["train"].cls, features[self.sweep.judged].cls
-        found = classify(train, labels, queries, k=self.k, num_classes=len(self.sweep.dataset.classes))
-        return Score({"accuracy": int((found == truth).sum()) / len(truth)}, {})
+        return Score(self._accuracy(classify(train, labels, queries, k=self.k, num_classes=num_classes)), {})
+
+    def _accuracy(self, found: Tensor) -> dict[str, float]:
+        truth = self.targets(self.sweep.judged)
+        return {"accuracy": int((found == truth).sum()) / len(truth)}
 
 
 def classify(train: Tensor, labels: Tensor, queries: Tensor, *, k: int, num_classes: int) -> Tensor:

@@ -10,24 +10,21 @@ average precision over classes, each the area under its precision-recall curve (
 those have several valid labels, any of them counts, and images without one are left out and counted.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 from torchmetrics.functional.classification import multiclass_accuracy, multilabel_average_precision
 
-from veca.probes.choice import VAL_SHARE, carve, choose
 from veca.probes.datasets import open_dataset
-from veca.probes.heads import BATCH, MOMENTUM, RATES, LinearHeads, fit_linear
-from veca.probes.results import RATE
+from veca.probes.datasets.splits import IGNORED
+from veca.probes.features import Cached
+from veca.probes.heads import BATCH, MOMENTUM, RATES, LinearHeads, fit_linear, split_holdout
 from veca.probes.scan import Scanned, scan_split
 from veca.probes.settings import Names, split_names
-from veca.probes.store import Cached
-from veca.probes.sweep import Score, Sweep, open_sweep, run_sweep
-from veca.probes.types import IGNORED
-from veca.probes.views import CentreView
+from veca.probes.sweep import FittedProbe, Score, Sweep, open_sweep, run_sweep
 
 ON = " on "
 EPOCHS = 50
@@ -48,81 +45,55 @@ def linear(model: str, data: str, *, transfer: Names = None, epochs: int = EPOCH
     opened = open_sweep(model, data, probe="linear", task="classify", **sweep)
     others = {spec: _open_transfer(opened, spec) for spec in split_names(transfer)}
     splits = opened.scan("train", opened.chooses, opened.judged)
-    run_sweep(opened, LinearProbe(opened, {**splits, **others}, others, epochs))
+    run_sweep(opened, LinearProbe(opened, {**splits, **others}, epochs, tuple(others)))
 
 
 @dataclass(frozen=True)
-class LinearProbe:
+class LinearProbe(FittedProbe):
     """The probe of a sweep."""
 
-    sweep: Sweep
-    splits: dict[str, Scanned]
-    transfer: dict[str, Scanned]
-    epochs: int
+    transfer: tuple[str, ...]  # names of splits that are other data
+    rates = RATES
+    optimizer = f"SGD, momentum {MOMENTUM}, cosine, batch {BATCH}"
 
     @property
     def settings(self) -> dict[str, Any]:
-        chooses = self.sweep.chooses or f"{VAL_SHARE:.0%} of train"
-        return {
-            "optimizer": f"SGD, momentum {MOMENTUM}, cosine, batch {BATCH}",
-            "epochs": self.epochs,
-            "learning rates": list(RATES),
-            "chosen on": f"{chooses}, then fitted again on train and these",
-            "judged on": self.sweep.judged,
-            "crop": "centre, short side 9/8",
-        }
+        return {**super().settings, "crop": "centre, short side 9/8"}
 
     @property
-    def quantities(self) -> list[str]:
-        named = [f"top-1{ON}{spec}" for spec in self.transfer]
-        return [*(["mAP"] if self._several else self._tops), *named]
-
-    def viewer(self, split: str, *, resolution: int, patch_size: int) -> CentreView:
-        return CentreView(resolution)
+    def quantities(self) -> tuple[str, ...]:
+        return *(("mAP",) if self._several else self._tops), *(f"top-1{ON}{spec}" for spec in self.transfer)
 
     def constant(self) -> dict[str, float]:
-        return {}
+        """Of classes as frequent as in the training images."""
+        targets = self.targets("train")
+        counts = (targets == 1).sum(0) if self._several else targets.bincount(minlength=self._num_classes)
+        return self._values(lambda split: counts.float().expand(len(self.targets(split)), -1))
 
     def score(self, features: dict[str, Cached]) -> Score:
-        heads, chosen = self._fit(features)
-        values = self._values(heads.logits(features[self.sweep.judged].cls)[:, 0], self.sweep.judged)
-        for spec, scanned in self.transfer.items():
-            logits = heads.logits(features[spec].cls)[:, 0]
-            values[f"top-1{ON}{spec}"] = hit_share(logits.cpu(), _targets(scanned))
-        return Score(values, chosen)
+        """Validation images choose the rate; the chosen head is fitted again on all images."""
+        train, labels = features["train"].cls, self.targets("train")
+        if (name := self.sweep.chooses) is not None:
+            val, val_labels = features[name].cls, self.targets(name)
+        else:
+            kept = torch.from_numpy(split_holdout(len(labels), None if self._several else labels))
+            val, val_labels, train, labels = train[kept], labels[kept], train[~kept], labels[~kept]
+        logits = self._heads(train, labels, RATES).logits(val).cpu()
+        rate, chosen = self.choose_rate([self._main(logits[:, n], val_labels) for n in range(len(RATES))])
+        heads = self._heads(torch.cat([train, val]), torch.cat([labels, val_labels]), (rate,))
+        return Score(self._values(lambda split: heads.logits(features[split].cls)[:, 0].cpu()), chosen)
 
     @property
-    def _tops(self) -> list[str]:
-        return ["top-1", "top-5"] if self._num_classes > 5 else ["top-1"]
+    def _tops(self) -> tuple[str, ...]:
+        return ("top-1", "top-5") if self._num_classes > 5 else ("top-1",)
 
     @property
     def _several(self) -> bool:
-        return _targets(self.splits["train"]).ndim == 2
+        return self.targets("train").ndim == 2
 
     @property
     def _num_classes(self) -> int:
         return len(self.sweep.dataset.classes)
-
-    @cached_property
-    def _carved(self) -> Tensor:
-        targets = _targets(self.splits["train"])
-        return torch.from_numpy(carve(len(targets), None if self._several else targets))
-
-    def _fit(self, features: dict[str, Cached]) -> tuple[LinearHeads, dict[str, Any]]:
-        """The head of the chosen rate, and the scores the choice was made from."""
-        train, labels = features["train"].cls, _targets(self.splits["train"])
-        if (name := self.sweep.chooses) is not None:
-            val, val_labels = features[name].cls, _targets(self.splits[name])
-        else:
-            val, val_labels = train[self._carved], labels[self._carved]
-            train, labels = train[~self._carved], labels[~self._carved]
-        heads = self._heads(train, labels, RATES)
-        logits = heads.logits(val).cpu()
-        scores = [self._main(logits[:, place], val_labels) for place in range(len(RATES))]
-        place = choose(scores)
-        rates = {f"{rate:g}": score for rate, score in zip(RATES, scores, strict=True)}
-        again = self._heads(torch.cat([train, val]), torch.cat([labels, val_labels]), (RATES[place],))
-        return again, {RATE: RATES[place], "validation": rates}
 
     def _heads(self, features: Tensor, labels: Tensor, rates: tuple[float, ...]) -> LinearHeads:
         device = self.sweep.fabric.device
@@ -133,11 +104,16 @@ class LinearProbe:
     def _main(self, logits: Tensor, targets: Tensor) -> float:
         return mean_precision(logits, targets) if self._several else hit_share(logits, targets)
 
-    def _values(self, logits: Tensor, split: str) -> dict[str, float]:
-        logits, targets = logits.cpu(), _targets(self.splits[split])
+    def _values(self, logits_of: Callable[[str], Tensor]) -> dict[str, float]:
+        logits, targets = logits_of(self.sweep.judged), self.targets(self.sweep.judged)
         if self._several:
-            return {"mAP": mean_precision(logits, targets)}
-        return {name: hit_share(logits, targets, top=int(name[-1])) for name in self._tops}
+            values = {"mAP": mean_precision(logits, targets)}
+        else:
+            values = {name: hit_share(logits, targets, top=int(name[-1])) for name in self._tops}
+        others = {
+            f"top-1{ON}{spec}": hit_share(logits_of(spec), self.targets(spec)) for spec in self.transfer
+        }
+        return {**values, **others}
 
 
 def hit_share(logits: Tensor, targets: Tensor, *, top: int = 1) -> float:
@@ -168,8 +144,9 @@ def mean_precision(logits: Tensor, targets: Tensor) -> float:
 def _open_transfer(sweep: Sweep, spec: str) -> Scanned:
     dataset = open_dataset(spec, task="classify")
     here, there = sweep.dataset.classes, dataset.classes
-    numbers = [str(label) for label in range(len(here))]  # INv2 names its classes by their labels
-    if there not in (here, numbers):
+    # INv2 names its classes by their labels, which are other ones when some classes were left out.
+    by_label = not sweep.dataset.dropped and there == [str(label) for label in range(len(here))]
+    if there != here and not by_label:
         pairs = [f"{a!r} and {b!r}" for a, b in zip(here, there, strict=False) if a != b]
         raise ValueError(
             f"transfer: {spec} has other classes than {sweep.data}: {len(there)} and {len(here)}, first "
@@ -181,12 +158,7 @@ def _open_transfer(sweep: Sweep, spec: str) -> Scanned:
             f"transfer: {spec} must have a split test or val; it has {', '.join(dataset.splits)}."
         )
     scanned = scan_split(dataset, name, quiet=not sweep.fabric.is_global_zero)
-    targets = _targets(scanned)
+    targets = scanned.labels
     unlabelled = int((targets != 1).all(dim=1).sum()) if targets.ndim == 2 else 0
     sweep.say(f"transfer: {len(targets)} images of {spec}, {unlabelled} without a label do not count")
     return scanned
-
-
-def _targets(scanned: Scanned) -> Tensor:
-    assert scanned.scan.targets is not None
-    return scanned.scan.targets

@@ -15,9 +15,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from veca.backbones.types import Task
+from veca.backbones import Task
 from veca.data.decode import BadImage, decode_pixels, image_size
-from veca.probes.types import IGNORED, Dataset, Item, Split
+from veca.probes.datasets.splits import IGNORED, Dataset, Item, Split
 from veca.utils.progress import progress_bar
 
 MAX_METRES = 500.0  # a median beyond this is no distance in a photograph, but a matter of units
@@ -46,6 +46,12 @@ class Scanned(NamedTuple):
     scan: Scan
     unreadable: dict[str, str]  # image → reason
 
+    @property
+    def labels(self) -> Tensor:
+        """The targets of a classification."""
+        assert self.scan.targets is not None
+        return self.scan.targets
+
 
 class Kept(NamedTuple):
     """Some items of a split: itself a `Split`."""
@@ -60,16 +66,23 @@ class Kept(NamedTuple):
         return self.whole[self.places[place]]
 
 
+class _Depths(NamedTuple):
+    """What is kept of a depth map."""
+
+    size: int  # pixels
+    measured: int
+    total: float  # metres, over measured pixels, as the next two
+    median: float
+    largest: float
+
+
 class _Seen(NamedTuple):
-    """What is kept of one item."""
+    """What is kept of one item: its label or labels, the pixels of each class and ignored ones, or depths."""
 
     place: int
     name: str
     digest: bytes = b""
-    label: int | NDArray[np.uint8] | None = None
-    pixels: NDArray[np.int64] | None = None  # per class, the last entry for ignored ones
-    depths: tuple[int, float, float, float] = (0, 0.0, 0.0, 0.0)  # measured, their sum, median and maximum
-    size: int = 0  # pixels of the depth map
+    found: int | NDArray[np.generic] | _Depths = 0
     problem: str = ""  # with the target: stops the probe
     unreadable: str = ""  # image: left out and counted
 
@@ -83,7 +96,8 @@ def scan_split(dataset: Dataset, name: str, *, quiet: bool = False) -> Scanned:
     problems = [f"{one.name}: {one.problem}" for one in everything if one.problem]
     if problems:
         raise ValueError(
-            f"{where}: {len(problems)} of {len(items)} items cannot be used: {_first(problems)}. Mend them."
+            f"{where}: {len(problems)} of {len(items)} items cannot be used: {_first(problems)}. "
+            "Fix these files and run again."
         )
     seen = [one for one in everything if not one.unreadable]
     unreadable = {one.name: one.unreadable for one in everything if one.unreadable}
@@ -121,70 +135,66 @@ def _read(dataset: Dataset, items: Split, *, label: str, quiet: bool) -> Iterato
 
 
 def _look(items: Split, place: int, *, task: Task, num_classes: int) -> _Seen:
+    seen = _Seen(place, f"item {place}")
     try:
         item = items[place]
-    except (ValueError, OSError) as error:  # the reader names the file
-        return _Seen(place, f"item {place}", problem=str(error))
-    digest = hashlib.sha256(item.image)
-    digest.update(np.asarray(item.target).tobytes())
-    seen = _Seen(place, item.name, digest.digest())
-    try:
-        decode_pixels(item.image, short_side=_SMALL)
-    except BadImage as error:
-        return seen._replace(unreadable=str(error))
+        digest = hashlib.sha256(item.image)
+        digest.update(np.asarray(item.target).tobytes())
+        seen = seen._replace(name=item.name, digest=digest.digest())
+        try:
+            decode_pixels(item.image, short_side=_SMALL)
+        except BadImage as error:
+            return seen._replace(unreadable=str(error))
+        return seen._replace(found=_measure(item, task, num_classes))
+    except (ValueError, OSError) as error:
+        return seen._replace(problem=str(error))
+
+
+def _measure(item: Item, task: Task, num_classes: int) -> int | NDArray[np.generic] | _Depths:
+    """What counts of a target; ValueError says what is wrong with it."""
+    target = item.target
+    if not isinstance(target, np.ndarray):
+        if not 0 <= target < num_classes:
+            raise ValueError(f"label {target} is no class")
+        return target
     if task == "segment":
-        return _look_at_mask(item, seen, num_classes)
+        return _class_pixels(item.image, target, num_classes)
     if task == "depth":
-        return _look_at_depth(item, seen)
-    if isinstance(item.target, np.ndarray):
-        problem = _several_problem(item.target, num_classes)
-        return seen._replace(label=item.target.astype(np.uint8), problem=problem)
-    known = 0 <= item.target < num_classes
-    return seen._replace(label=item.target, problem="" if known else f"label {item.target} is no class")
+        return _depths(item.image, target)
+    if target.shape != (num_classes,) or not np.isin(target, (0, 1, IGNORED)).all():
+        raise ValueError(f"labels must be 0, 1 or {IGNORED} for each of {num_classes} classes")
+    return target.astype(np.uint8)
 
 
-def _several_problem(target: NDArray[np.generic], num_classes: int) -> str:
-    allowed = bool(np.isin(target, (0, 1, IGNORED)).all())
-    fits = target.shape == (num_classes,) and allowed
-    return "" if fits else f"labels must be 0, 1 or {IGNORED} for each of {num_classes} classes"
-
-
-def _look_at_mask(item: Item, seen: _Seen, num_classes: int) -> _Seen:
-    assert isinstance(item.target, np.ndarray)
-    if problem := _size_problem(item, "mask"):
-        return seen._replace(problem=problem)
-    ids, numbers = np.unique(item.target, return_counts=True)
+def _class_pixels(image: bytes, mask: NDArray[np.generic], num_classes: int) -> NDArray[np.int64]:
+    _check_size(image, mask, "mask")
+    ids, numbers = np.unique(mask, return_counts=True)
     unknown = [int(value) for value in ids if value >= num_classes and value != IGNORED]
     if unknown:
         listed = ", ".join(map(str, unknown[:_SHOWN]))
-        return seen._replace(problem=f"mask has unknown ids {listed}; known are 0 to {num_classes - 1}")
+        raise ValueError(f"mask has unknown ids {listed}; known are 0 to {num_classes - 1}")
     pixels = np.zeros(num_classes + 1, dtype=np.int64)
     pixels[np.where(ids == IGNORED, num_classes, ids).astype(np.int64)] = numbers
-    return seen._replace(pixels=pixels)
+    return pixels
 
 
-def _look_at_depth(item: Item, seen: _Seen) -> _Seen:
-    assert isinstance(item.target, np.ndarray)
-    if problem := _size_problem(item, "depth map"):
-        return seen._replace(problem=problem)
-    depth = item.target.astype(np.float64)
-    if not np.isfinite(depth).all() or depth.min() < 0:
-        return seen._replace(problem="depth has values that are negative or not finite; 0 says unmeasured")
-    measured = depth[depth > 0]
-    seen = seen._replace(size=depth.size)
+def _depths(image: bytes, depth: NDArray[np.generic]) -> _Depths:
+    _check_size(image, depth, "depth map")
+    metres = depth.astype(np.float64)
+    if not np.isfinite(metres).all() or metres.min() < 0:
+        raise ValueError("depth has values that are negative or not finite; 0 says unmeasured")
+    measured = metres[metres > 0]
     if not len(measured):
-        return seen
+        return _Depths(metres.size, 0, 0.0, 0.0, 0.0)
     numbers = float(measured.sum()), float(np.median(measured)), float(measured.max())
-    return seen._replace(depths=(len(measured), *numbers))
+    return _Depths(metres.size, len(measured), *numbers)
 
 
-def _size_problem(item: Item, kind: str) -> str:
-    assert isinstance(item.target, np.ndarray)
-    width, height = image_size(item.image)
-    if item.target.shape == (height, width):
-        return ""
-    rows, columns = item.target.shape
-    return f"its {kind} has {columns}×{rows} pixels, the image {width}×{height}"
+def _check_size(image: bytes, target: NDArray[np.generic], kind: str) -> None:
+    width, height = image_size(image)
+    if target.shape != (height, width):
+        rows, columns = target.shape
+        raise ValueError(f"its {kind} has {columns}×{rows} pixels, the image {width}×{height}")
 
 
 def _judge_unreadable(unreadable: dict[str, str], *, total: int, where: str, quiet: bool) -> None:
@@ -194,41 +204,38 @@ def _judge_unreadable(unreadable: dict[str, str], *, total: int, where: str, qui
     named = _first(f"{name} ({reason})" for name, reason in unreadable.items())
     summary = f"{where}: {len(unreadable)} of {total} images are unreadable"
     if len(unreadable) > max(1, MAX_UNREADABLE * total) or len(unreadable) == total:
-        raise ValueError(f"{summary}, more than {MAX_UNREADABLE:.0%}: {named}. Mend or delete them.")
+        raise ValueError(f"{summary}, more than {MAX_UNREADABLE:.0%}: {named}. Replace or delete them.")
     if not quiet:
         print(f"{summary} and left out: {named}")
 
 
 def _summary(seen: list[_Seen], dataset: Dataset, where: str, digest: str) -> Scan:
+    found = [one.found for one in seen]
     if dataset.task == "depth":
-        return _depth_scan(seen, dataset, where, digest)
+        return _depth_scan([one for one in found if isinstance(one, _Depths)], dataset, where, digest)
+    targets = torch.from_numpy(np.stack([np.asarray(one) for one in found]))
     if dataset.task == "segment":
-        totals = np.sum([one.pixels for one in seen if one.pixels is not None], axis=0).tolist()
+        totals = targets.sum(0).tolist()
         return Scan(digest, dict(zip([*dataset.classes, "(ignored)"], totals, strict=True)))
-    if isinstance(seen[0].label, np.ndarray):
-        targets = torch.from_numpy(np.stack([np.asarray(one.label) for one in seen]))
-        found = (targets == 1).sum(0)
-    else:
-        targets = torch.tensor([one.label for one in seen])
-        found = targets.bincount(minlength=len(dataset.classes))
-    return Scan(digest, dict(zip(dataset.classes, found.tolist(), strict=True)), targets)
+    counts = (targets == 1).sum(0) if targets.ndim == 2 else targets.bincount(minlength=len(dataset.classes))
+    return Scan(digest, dict(zip(dataset.classes, counts.tolist(), strict=True)), targets)
 
 
-def _depth_scan(seen: list[_Seen], dataset: Dataset, where: str, digest: str) -> Scan:
-    measured = [one.depths for one in seen if one.depths[0]]
+def _depth_scan(maps: list[_Depths], dataset: Dataset, where: str, digest: str) -> Scan:
+    measured = [one for one in maps if one.measured]
     if not measured:
         raise ValueError(f"{where}: no pixel has a measured depth; 0 says unmeasured.")
-    middle, limit = float(np.median([one[2] for one in measured])), dataset.max_depth or MAX_METRES
+    middle, limit = float(np.median([one.median for one in measured])), dataset.max_depth or MAX_METRES
     if not MIN_METRES <= middle <= limit:
         unit = "millimetres" if middle > limit else "kilometres, or scaled to 1"
         raise ValueError(
             f"{where}: depth must be in metres; the median of {middle:.4g} looks like {unit}. "
             f"Convert the files, or state their unit (medians from {MIN_METRES} to {limit:g} are accepted)."
         )
-    number = sum(count for count, *_ in measured)
-    counts = {"measured": number, "unmeasured": sum(one.size for one in seen) - number}
-    mean = sum(part for _, part, _, _ in measured) / number
-    return Scan(digest, counts, mean_depth=mean, max_depth=max(top for *_, top in measured))
+    number = sum(one.measured for one in measured)
+    counts = {"measured": number, "unmeasured": sum(one.size for one in maps) - number}
+    mean = sum(one.total for one in measured) / number
+    return Scan(digest, counts, mean_depth=mean, max_depth=max(one.largest for one in measured))
 
 
 def _first(names: Iterable[str]) -> str:

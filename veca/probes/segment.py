@@ -20,11 +20,10 @@ from torch.nn import functional as F
 from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassAccuracy, MulticlassJaccardIndex
 
-from veca.probes.dense import DenseHeads, Places, image_maps, window_maps
-from veca.probes.densefit import DenseProbe, run_dense
+from veca.probes.datasets.splits import IGNORED
+from veca.probes.dense import DenseHeads, DenseProbe, Places, image_maps, run_dense, window_maps
+from veca.probes.features import Cached
 from veca.probes.scan import Scanned
-from veca.probes.store import Cached
-from veca.probes.types import IGNORED
 
 PIXELS_AT_ONCE = 2**25  # of all classes: 128 MB
 
@@ -35,7 +34,7 @@ def segment(model: str, data: str, **options: Any) -> None:
     Args:
         model: Folder with model.safetensors, a run's .ckpt, the authors' .pt, a Hub id, or a peer's name.
         data: Folder of images and masks, or NAME:FOLDER for a dataset of the paper.
-        options: What dense probes take; see `veca.probes.densefit.run_dense`.
+        options: What dense probes take; see `veca.probes.dense.run_dense`.
     """
     run_dense(model, data, kind=SegmentProbe, task="segment", **options)
 
@@ -44,9 +43,7 @@ def segment(model: str, data: str, **options: Any) -> None:
 class SegmentProbe(DenseProbe):
     """The probe of a sweep."""
 
-    @property
-    def quantities(self) -> list[str]:
-        return ["mIoU", "pixel accuracy"]
+    quantities = ("mIoU", "pixel accuracy")
 
     @property
     def num_outputs(self) -> int:
@@ -74,9 +71,9 @@ class SegmentProbe(DenseProbe):
     def constant(self) -> dict[str, float]:
         counts = [self.splits["train"].scan.counts[name] for name in self.sweep.dataset.classes]
         frequent = int(np.argmax(counts))
-        metric, judged = _metrics(self.num_outputs), self.splits[self.sweep.judged]
-        for item in range(len(judged.items)):
-            mask = _mask(judged, item)
+        metric = _metrics(self.num_outputs)
+        for item in range(len(self.judged.items)):
+            mask = _mask(self.judged, item)
             metric.update(torch.full_like(mask, frequent)[None], mask[None])
         return {name: float(value) for name, value in metric.compute().items()}
 

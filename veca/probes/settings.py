@@ -3,7 +3,8 @@
 import math
 from typing import NamedTuple
 
-from veca.backbones.types import ProbedModel, Task
+from veca.backbones import DENSE_TASKS, Task
+from veca.backbones.models import ProbedModel
 
 Numbers = list[int] | str | None
 Names = list[str] | str | None
@@ -51,8 +52,7 @@ def fitting_grid(model: ProbedModel, asked: Grid, *, task: Task) -> Grid:
 
 def side_step(model: ProbedModel, *, task: Task) -> int:
     """Resolutions are multiples of this."""
-    dense = task in ("segment", "depth")
-    return model.patch_size if dense else math.lcm(model.patch_size, _RESIZE_STEP)
+    return model.patch_size if task in DENSE_TASKS else math.lcm(model.patch_size, _RESIZE_STEP)
 
 
 def split_names(value: Names) -> list[str]:

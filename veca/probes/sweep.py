@@ -5,27 +5,38 @@ features, keeps results as they come, and sets the baselines beside the model: r
 seeds, raw pixels, and what ignores the image altogether.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple
 
 from lightning.fabric import Fabric
 from lightning.fabric.strategies.ddp import DDPStrategy
+from torch import Tensor
 
-from veca.backbones.models import open_model
-from veca.backbones.types import Backbone, ProbedModel, Task
-from veca.probes.datasets import open_dataset
-from veca.probes.elastic import elastic_picture
-from veca.probes.features import extract
-from veca.probes.paper import paper_cells
-from veca.probes.results import Cell, Results, markdown, read_results, results_path, table, write_results
+from veca.backbones import DENSE_TASKS, Task
+from veca.backbones.models import Backbone, ProbedModel, open_model
+from veca.probes.datasets import Classes, open_dataset
+from veca.probes.datasets.splits import Dataset
+from veca.probes.features import Cached, Store, extract, fingerprint, open_store
+from veca.probes.heads import VAL_SHARE, choose
+from veca.probes.results import (
+    RATE,
+    Cell,
+    Results,
+    elastic_picture,
+    markdown,
+    paper_cells,
+    read_results,
+    results_path,
+    table,
+    write_results,
+)
 from veca.probes.scan import Scanned, describe, scan_split
 from veca.probes.settings import Grid, Names, Numbers, choose_grid, fitting_grid, split_names
-from veca.probes.store import Cached, Store, fingerprint, open_store
-from veca.probes.types import Dataset
-from veca.probes.views import Viewer
+from veca.probes.views import CentreView, Viewer
 from veca.utils.files import write_text_atomic
 from veca.utils.lightning_compat import ignore_warnings
 from veca.utils.precision import FLOAT32, InferencePrecision, computing_in, resolve_precision
@@ -41,29 +52,6 @@ class Score(NamedTuple):
 
     values: dict[str, float]
     chosen: dict[str, Any]
-
-
-class Probe(Protocol):
-    """What one kind of probe adds to a sweep."""
-
-    @property
-    def quantities(self) -> list[str]: ...
-
-    @property
-    def settings(self) -> dict[str, Any]: ...
-
-    @property
-    def splits(self) -> dict[str, Scanned]:
-        """The splits whose features are needed."""
-        ...
-
-    def viewer(self, split: str, *, resolution: int, patch_size: int) -> Viewer: ...
-
-    def score(self, features: dict[str, Cached]) -> Score: ...
-
-    def constant(self) -> dict[str, float]:
-        """The values of the best answer that ignores the image; empty where there is none."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -106,6 +94,67 @@ class Sweep:
             print(line, flush=True)
 
 
+@dataclass(frozen=True)
+class Probe(ABC):
+    """What one kind of probe adds to a sweep; `splits` are those whose features are needed."""
+
+    sweep: Sweep
+    splits: dict[str, Scanned]
+
+    @property
+    @abstractmethod
+    def quantities(self) -> tuple[str, ...]:
+        """What is measured; the first counts."""
+
+    @property
+    @abstractmethod
+    def settings(self) -> dict[str, Any]:
+        """What decides the values beside the features, as JSON."""
+
+    @abstractmethod
+    def score(self, features: dict[str, Cached]) -> Score: ...
+
+    @abstractmethod
+    def constant(self) -> dict[str, float]:
+        """The quantities of the best answer that ignores the image, as the training images tell it."""
+
+    @property
+    def judged(self) -> Scanned:
+        return self.splits[self.sweep.judged]
+
+    def viewer(self, split: str, *, resolution: int, patch_size: int) -> Viewer:
+        return CentreView(resolution)
+
+    def targets(self, split: str) -> Tensor:
+        """Labels (n,), or 0, 1 and IGNORED of several classes (n, C)."""
+        return self.splits[split].labels
+
+
+@dataclass(frozen=True)
+class FittedProbe(Probe):
+    """A probe with heads of several learning rates, of which validation images choose one."""
+
+    epochs: int
+    rates: ClassVar[tuple[float, ...]]
+    optimizer: ClassVar[str]
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        chooses = self.sweep.chooses or f"{VAL_SHARE:.0%} of train"
+        return {
+            "optimizer": self.optimizer,
+            "epochs": self.epochs,
+            "learning rates": list(self.rates),
+            "chosen on": f"{chooses}, then fitted again on train and these",
+            "judged on": self.sweep.judged,
+        }
+
+    def choose_rate(self, scores: list[float]) -> tuple[float, dict[str, Any]]:
+        """The rate of the best score, and what the choice was made from."""
+        rate, names = self.rates[choose(scores)], [f"{rate:g}" for rate in self.rates]
+        return rate, {RATE: rate, "validation": dict(zip(names, scores, strict=True))}
+
+
 def open_sweep(
     model: str,
     data: str,
@@ -115,6 +164,7 @@ def open_sweep(
     budgets: Numbers = None,
     resolutions: Numbers = None,
     compare: Names = None,
+    classes: Classes = "all",
     out: Path | None = None,
     cache: Path | None = None,
     seeds: int = 3,
@@ -132,6 +182,7 @@ def open_sweep(
         budgets: Budgets to run, as 8,64; by default the smallest and all cores.
         resolutions: Resolutions to run, as 256,512; by default the model's own for the task.
         compare: Other models for the same table, with commas between them, e.g. teacher:EfficientNetTeacher.
+        classes: all: a class that a split lacks is an error. common: such classes are left out and named.
         out: JSON to write; by default PROBE.json beside the model or in the run's folder. Table and plot go
             beside it, as .md and .svg.
         cache: Folder for features; by default probe-cache beside the JSON. Delete it when you are done.
@@ -147,7 +198,7 @@ def open_sweep(
     opened = open_model(model, allow_remote_code=allow_remote_code).to(fabric.device)
     grid = choose_grid(opened, task=task, budgets=budgets, resolutions=resolutions)
     path = results_path(model, out, probe=probe)
-    dataset = open_dataset(data, task=task)
+    dataset = open_dataset(data, task=task, classes=classes)
     if "train" not in dataset.splits or len(dataset.splits) < 2:
         found = ", ".join(dataset.splits) or "nothing"
         raise ValueError(f"{data} must have the split train, and val or test; it has {found}.")
@@ -170,12 +221,13 @@ def open_sweep(
 
 def run_sweep(sweep: Sweep, probe: Probe) -> None:
     """Measure every cell that is not measured yet; write and print the results."""
+    left_out = {"classes left out": list(sweep.dataset.dropped)} if sweep.dataset.dropped else {}
     results = Results(
         probe=sweep.probe,
         model=sweep.model,
         data=sweep.data,
-        quantities=probe.quantities,
-        settings={**probe.settings, "seeds": sweep.seeds, **_unless_float32(sweep.precision)},
+        quantities=list(probe.quantities),
+        settings={**probe.settings, "seeds": sweep.seeds, **_unless_float32(sweep.precision), **left_out},
         counts={name: scanned.scan.counts for name, scanned in probe.splits.items()},
         unreadable={name: reason for one in probe.splits.values() for name, reason in one.unreadable.items()},
         paper=paper_cells(sweep.dataset.name, probe.quantities[0], budgets=sweep.grid.budgets),
@@ -189,10 +241,8 @@ def run_sweep(sweep: Sweep, probe: Probe) -> None:
         used += size
         results = replace(results, cells=[*results.cells, cell])
         _keep(sweep, results)
-    if constant := probe.constant():
-        cell = Cell(CONSTANT, None, None, constant)
-        results = replace(results, cells=[*results.cells, cell])
-    results = replace(results, complete=True)
+    constant = Cell(CONSTANT, None, None, probe.constant())
+    results = replace(results, cells=[*results.cells, constant], complete=True)
     _keep(sweep, results)
     if sweep.fabric.is_global_zero:
         text = markdown(table(results))
@@ -244,7 +294,7 @@ def _plan(sweep: Sweep) -> Iterator[tuple[Cell, Backbone]]:
     if sweep.model != "pixels":
         pixels = _open(sweep, "pixels")
         grid = Grid([None], [pixels.default_resolution(task)])
-        if task in ("segment", "depth"):
+        if task in DENSE_TASKS:
             grid = fitting_grid(pixels, sweep.grid, task=task)
         yield from _cells(PIXELS, pixels, grid)
 
@@ -280,7 +330,7 @@ def _unless_float32(precision: str) -> dict[str, str]:
 
 
 def _finished(path: Path) -> dict[str, Cell]:
-    """The cells of an earlier run by their keys; whatever else lies there is no hindrance."""
+    """The cells of an earlier run by their keys; unreadable earlier results are ignored."""
     try:
         earlier = read_results(path) if path.exists() else None
     except ValueError:

@@ -9,7 +9,7 @@ the long side rounded to patches ("whole").
 """
 
 import math
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from veca.data.augment import centre_view, render_pixels
 from veca.data.decode import BadImage, Pixels, decode_pixels
-from veca.probes.types import Item
+from veca.probes.datasets.splits import Item
 
 LABELS_PER_PATCH = 4  # along a side: heads learn from every fourth pixel of a patch of 16
 
@@ -42,26 +42,8 @@ class View(NamedTuple):
     target: NDArray[np.generic] | None = None
 
 
-class Viewer(Protocol):
-    """How the items of a split are seen."""
-
-    @property
-    def dense(self) -> bool:
-        """Whether patches are of use, and not the global feature alone."""
-        ...
-
-    @property
-    def resolution(self) -> int: ...
-
-    def views(self, item: Item) -> list[View]: ...
-
-    def rule(self) -> dict[str, object]:
-        """Everything that decides the views, as JSON."""
-        ...
-
-
 class CentreView(NamedTuple):
-    """One centre crop of R × R: the validation view of training."""
+    """One centre crop of R × R, the validation view of training; patches are of no use."""
 
     resolution: int
 
@@ -77,6 +59,7 @@ class CentreView(NamedTuple):
         return [View(render_pixels(pixels, view), window)]
 
     def rule(self) -> dict[str, object]:
+        """Everything that decides the views, as JSON."""
         return {"view": "centre", "resolution": self.resolution}
 
 
@@ -107,6 +90,9 @@ class Windows(NamedTuple):
         assert isinstance(item.target, np.ndarray)
         sides = (LABELS_PER_PATCH * side // self.patch_size for side in (window.rows, window.columns))
         return sample_target(item.target, window, grid=(next(sides), next(sides)))
+
+
+Viewer = CentreView | Windows
 
 
 def cover(size: tuple[int, int], resolution: int, *, patch_size: int, whole: bool) -> list[Window]:
@@ -140,7 +126,7 @@ def _decode(item: Item) -> Pixels:
     try:
         return decode_pixels(item.image)
     except BadImage as error:
-        raise ValueError(f"{item.name}: {error}. Mend or delete it.") from None
+        raise ValueError(f"{item.name}: {error}. Replace or delete it.") from None
 
 
 def _resize(pixels: Pixels, *, width: int, height: int) -> NDArray[np.uint8]:

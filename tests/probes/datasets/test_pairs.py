@@ -8,9 +8,9 @@ from PIL import Image
 
 from tests.data import hostile
 from tests.probes.datasets.trees import SIZE, write_image, write_json, write_map, write_text
-from veca.backbones.types import Task
+from veca.backbones import Task
 from veca.probes.datasets import open_dataset
-from veca.probes.types import IGNORED
+from veca.probes.datasets.splits import IGNORED
 from veca_data.sample import make_sample
 from veca_data.solids import CLASSES
 

@@ -103,6 +103,18 @@ def test_bad_samples(samples: list[Members], message: str, tmp_path: Path) -> No
         labels_of(tmp_path)
 
 
+def test_the_classes_that_all_shards_have(tmp_path: Path) -> None:
+    write_tar(tmp_path / "train-000000.tar", [by_cls(n, n) for n in range(3)])
+    write_tar(tmp_path / "val-000000.tar", [by_cls(3, 2), by_cls(4, 0)])
+    dataset = open_dataset(str(tmp_path), task="classify", classes="common")
+    assert (dataset.classes, dataset.dropped) == (["0", "2"], ("1",))
+    assert [(item.target, item.image) for item in map(dataset.splits["train"].__getitem__, range(2))] == [
+        (0, tiny_jpeg(0)),
+        (1, tiny_jpeg(2)),
+    ]
+    assert [dataset.splits["val"][place].target for place in range(2)] == [1, 0]
+
+
 def test_held_out_shards_are_needed(tmp_path: Path) -> None:
     write_dataset(tmp_path, [2])
     (tmp_path / "train-000000.tar").unlink()

@@ -12,7 +12,7 @@ per line. Depth is 16-bit in millimetres or .npy in metres, unless DATA/depth.js
 
 import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,12 +21,20 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from veca.backbones.types import Task
+from veca.backbones import Task
 from veca.data.decode import FORMATS
 from veca.data.folders import IMAGE_SUFFIXES, list_files, read_named
-from veca.probes.datasets.finding import HELD_OUT, files_of, first, numbered, read_lines, say_ignored
-from veca.probes.datasets.splits import UNKNOWN, Contents, Depths, Files, ListedSplit, Masks, Targets
-from veca.probes.types import IGNORED
+from veca.probes.datasets.readers import HELD_OUT, files_of, first, numbered, read_lines, say_ignored
+from veca.probes.datasets.splits import (
+    IGNORED,
+    Contents,
+    ListedSplit,
+    Target,
+    at_place,
+    read_depth,
+    read_mask,
+    table_of,
+)
 
 MILLIMETRE = 0.001
 TARGET_FOLDERS: dict[Task, tuple[str, ...]] = {
@@ -45,10 +53,10 @@ class Meaning:
     metres_per_unit: float = 0.0
     max_depth: float | None = None
 
-    def targets(self, root: Path, names: Sequence[str]) -> Targets:
+    def read(self, path: Path) -> Target:
         if self.metres_per_unit:
-            return Depths(root, names, self.metres_per_unit)
-        return Masks(root, names, self.table)
+            return read_depth(path, metres_per_unit=self.metres_per_unit)
+        return read_mask(path, table=self.table)
 
 
 class Pair(NamedTuple):
@@ -69,7 +77,7 @@ class FolderPairs:
 
     def __call__(self, root: Path) -> Contents:
         splits = {split: self._split(root, pair) for split, pair in self.splits.items()}
-        return Contents(list(self.meaning.classes), {**splits}, self.meaning.max_depth)
+        return Contents(list(self.meaning.classes), splits, self.meaning.max_depth)
 
     def _split(self, root: Path, pair: Pair) -> ListedSplit:
         images = _by_key(root / pair.images, self.image_end, IMAGE_SUFFIXES)
@@ -81,8 +89,8 @@ class FolderPairs:
                 f"one; {len(images)} and {len(targets)} are there, and without partner: {first(alone)}."
             )
         keys = sorted(images)
-        files = Files(root / pair.images, [images[key] for key in keys])
-        return ListedSplit(files, self.meaning.targets(root / pair.targets, [targets[key] for key in keys]))
+        names, maps = [images[key] for key in keys], [targets[key] for key in keys]
+        return _split(root / pair.images, names, root / pair.targets, maps, self.meaning.read)
 
 
 @dataclass(frozen=True)
@@ -97,18 +105,30 @@ class ListedPairs:
         splits = {}
         for split, path in self.lists.items():
             names = read_lines(root / path)
-            images = files_of(root, [self.pair.images.format(name) for name in names], split=split)
-            targets = files_of(root, [self.pair.targets.format(name) for name in names], split=split)
-            splits[split] = ListedSplit(images, self.meaning.targets(root, targets.names))
-        return Contents(list(self.meaning.classes), {**splits}, self.meaning.max_depth)
+            images, targets = ([template.format(name) for name in names] for template in self.pair)
+            splits[split] = paired(root, images, root, targets, self.meaning.read, split=split)
+        return Contents(list(self.meaning.classes), splits, self.meaning.max_depth)
 
 
-def table_of(ids: Mapping[int, int], *, others: int = UNKNOWN, size: int = 256) -> NDArray[np.int64]:
-    """The class id of each stored value; `others` for values that `ids` does not name."""
-    table = np.full(size, others, dtype=np.int64)
-    for value, label in ids.items():
-        table[value] = label
-    return table
+def paired(
+    root: Path,
+    images: list[str],
+    target_root: Path,
+    targets: list[str],
+    read: Callable[[Path], Target],
+    *,
+    split: str,
+) -> ListedSplit:
+    """Images with a file of targets each; those that are not there are an error."""
+    for place, names in ((root, images), (target_root, targets)):
+        files_of(place, names, split=split)
+    return _split(root, images, target_root, targets, read)
+
+
+def _split(
+    root: Path, images: list[str], target_root: Path, targets: list[str], read: Callable[[Path], Target]
+) -> ListedSplit:
+    return ListedSplit(images, at_place(root, images, read_named), at_place(target_root, targets, read))
 
 
 def open_pairs(root: Path, task: Task) -> Contents:

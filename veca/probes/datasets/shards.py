@@ -13,17 +13,14 @@ Opening reads headers and labels; images are read from their place in the tar. N
 import json
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
-
-import numpy as np
 
 from veca.data.folders import MAX_FILE_BYTES
 from veca.data.reader import IMAGE_KINDS
 from veca.data.tars import Header, list_members, open_archive, read_member
-from veca.probes.datasets.finding import HELD_OUT, check_classes, first, numbered, read_lines
-from veca.probes.datasets.splits import Contents, Labels, ListedSplit
+from veca.probes.datasets.readers import HELD_OUT, first, numbered, read_lines
+from veca.probes.datasets.splits import Contents, ListedSplit, with_labels
 
 Label = int | str
 _MAX_DIGITS = 9
@@ -36,25 +33,6 @@ class _Place(NamedTuple):
     key: str
     offset: int
     size: int
-
-
-@dataclass(frozen=True)
-class TarImages:
-    """Images inside tars, by place."""
-
-    root: Path
-    places: list[_Place]
-
-    def __len__(self) -> int:
-        return len(self.places)
-
-    def name(self, place: int) -> str:
-        return f"{self.places[place].shard}/{self.places[place].key}"
-
-    def read(self, place: int) -> bytes:
-        shard, _, offset, size = self.places[place]
-        with open_archive(self.root / shard) as file:
-            return os.pread(file.fileno(), size, offset)
 
 
 def has_shards(root: Path) -> bool:
@@ -72,12 +50,17 @@ def open_shards(root: Path) -> Contents:
     classes = _class_names(root, {label for rows in found.values() for _, label in rows})
     labels: dict[Label, int] = {number: number for number in range(len(classes))}
     labels.update(numbered(classes, source=root))
-    splits = {}
-    for split, rows in found.items():
-        values = [labels[label] for _, label in rows]
-        check_classes(np.bincount(values, minlength=len(classes)), classes, split=f"{root}, {split}")
-        splits[split] = ListedSplit(TarImages(root, [place for place, _ in rows]), Labels(values))
-    return Contents(classes, {**splits})
+    return Contents(classes, {split: _split(root, rows, labels) for split, rows in found.items()})
+
+
+def _split(root: Path, rows: list[tuple[_Place, Label]], labels: dict[Label, int]) -> ListedSplit:
+    def read(place: int) -> bytes:
+        shard, _, offset, size = rows[place][0]
+        with open_archive(root / shard) as file:
+            return os.pread(file.fileno(), size, offset)
+
+    names = [f"{place.shard}/{place.key}" for place, _ in rows]
+    return with_labels(names, read, [labels[label] for _, label in rows])
 
 
 def _class_names(root: Path, labels: set[Label]) -> list[str]:

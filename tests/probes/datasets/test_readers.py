@@ -8,7 +8,7 @@ import pytest
 
 from tests.probes.datasets.trees import write_classes
 from veca.probes.datasets import open_dataset
-from veca.probes.types import Dataset
+from veca.probes.datasets.splits import Dataset
 
 Make = Callable[..., Path]
 
@@ -65,8 +65,28 @@ def test_missing_splits(tmp_path: Path) -> None:
 def test_classes_that_differ(make_folders: Make) -> None:
     data = make_folders(train=1, val=1)
     (data / "val" / "red").rename(data / "val" / "rde")
-    with pytest.raises(ValueError, match="only in train: red; only in val: rde"):
+    with pytest.raises(
+        ValueError, match="train: 1 classes have no image: rde; val: 1 classes have no image: red"
+    ):
         open_dataset(str(data), task="classify")
+
+
+def test_the_classes_that_all_splits_have(make_folders: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    data = make_folders(train=2, val=1)
+    shutil.rmtree(data / "val" / "green")
+    with pytest.raises(ValueError, match=r"val: 1 classes have no image: green.*--classes common"):
+        open_dataset(str(data), task="classify")
+    dataset = open_dataset(str(data), task="classify", classes="common")
+    assert (dataset.classes, dataset.dropped) == (["blue", "red"], ("green",))
+    assert labels(dataset, "train") == [0, 0, 1, 1]
+    assert labels(dataset, "val") == [0, 1]
+    item = dataset.splits["train"][2]
+    assert (item.name, item.image) == ("train/red/0.png", (data / "train/red/0.png").read_bytes())
+    assert "1 classes are left out, as a split lacks them: green" in capsys.readouterr().out
+    shutil.rmtree(data / "val")
+    write_classes(data, {"val/black": 1})
+    with pytest.raises(ValueError, match="val: 3 classes have no image: blue, green, red"):
+        open_dataset(str(data), task="classify", classes="common")
 
 
 def test_empty_class(make_folders: Make) -> None:

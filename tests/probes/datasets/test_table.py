@@ -32,7 +32,7 @@ from tests.probes.datasets.trees import (
 )
 from veca.data.decode import decode
 from veca.probes.datasets import ENTRIES, open_dataset
-from veca.probes.types import IGNORED, Dataset
+from veca.probes.datasets.splits import IGNORED, Dataset
 
 
 def open_named(name: str, root: Path) -> Dataset:
