@@ -13,7 +13,8 @@ Each carries its own normalisation, global feature and resolution (paper, sectio
 pixels to classify and 512 for dense tasks, patch 14 sees 224 and 518.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
@@ -147,9 +148,15 @@ def open_model(spec: str, *, seed: int | None = None, allow_remote_code: bool = 
 
 def random_model(size: Size, *, seed: int) -> Veca:
     """Fresh weights of the given size in eval mode; the caller's random numbers stay as they are."""
+    with _drawn_with(seed):
+        return Veca(**size.as_dict()).eval()
+
+
+@contextmanager
+def _drawn_with(seed: int) -> Iterator[None]:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return Veca(**size.as_dict()).eval()
+        yield
 
 
 def _open_network(spec: str, *, seed: int | None, allow_remote_code: bool) -> Network:
@@ -157,7 +164,9 @@ def _open_network(spec: str, *, seed: int | None, allow_remote_code: bool) -> Ne
     if spec == "pixels":
         return PixelsNetwork()
     if kind == "random":
-        return VecaNetwork(random_model(_named_size(rest), seed=seed or 0))
+        if rest not in SIZES:
+            raise ValueError(f"random:SIZE takes one of {', '.join(SIZES)}; got {rest!r}. Try random:small.")
+        return VecaNetwork(random_model(SIZES[rest], seed=seed or 0))
     if kind == "teacher":
         return TeacherNetwork(_open_teacher(rest))
     if kind in REMOTE_CODE:
@@ -166,7 +175,10 @@ def _open_network(spec: str, *, seed: int | None, allow_remote_code: bool) -> Ne
         model, normalisation = load_network(rest or _hub_id(kind))
         return network_of(model if seed is None else _fresh(model, seed), normalisation)
     if (control := load_control(spec)) is not None:
-        return ControlNetwork(control if seed is None else _fresh_control(control, seed))
+        if seed is not None:
+            with _drawn_with(seed):
+                control = TransformersStudent(**control.arguments)
+        return ControlNetwork(control)
     student = _load_veca(spec)
     return VecaNetwork(student if seed is None else random_model(student.size, seed=seed))
 
@@ -174,16 +186,9 @@ def _open_network(spec: str, *, seed: int | None, allow_remote_code: bool) -> Ne
 def _fresh(model: nn.Module, seed: int) -> nn.Module:
     """The same architecture with new weights."""
     assert isinstance(model, transformers.PreTrainedModel), type(model)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with _drawn_with(seed):
         fresh: nn.Module = type(model)(model.config)
     return fresh
-
-
-def _fresh_control(control: TransformersStudent, seed: int) -> TransformersStudent:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return TransformersStudent(**control.arguments)
 
 
 def _load_veca(spec: str) -> Veca:
@@ -203,12 +208,6 @@ def _hub_id(name: str) -> str:
             f"with model.safetensors and preprocessor_config.json, and give {name}:FOLDER."
         )
     return PEERS[name]
-
-
-def _named_size(name: str) -> Size:
-    if name not in SIZES:
-        raise ValueError(f"random:SIZE takes one of {', '.join(SIZES)}; got {name!r}. Try random:small.")
-    return SIZES[name]
 
 
 def _open_teacher(words: str) -> Teacher:

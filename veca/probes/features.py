@@ -207,15 +207,6 @@ def _places(store: Store, shard: int, records: list[Record]) -> list[_Place]:
     ]
 
 
-class Encoded(NamedTuple):
-    """What a backbone says of one view."""
-
-    cls: Tensor  # (D,)
-    patches: Tensor | None  # (N, D) in half precision
-    grid: tuple[int, int]
-    has_cls: bool
-
-
 def extract(
     backbone: Backbone, split: Split, store: Store, viewer: Viewer, *, fabric: Fabric, label: str
 ) -> None:
@@ -237,7 +228,7 @@ def extract(
 @torch.no_grad()
 def _shard(backbone: Backbone, split: Split, items: range, viewer: Viewer) -> Shard:
     records: list[Record] = []
-    encoded: list[Encoded] = []
+    encoded: list[ProbeFeatures] = []
     targets = []
     for seen in _batches(split, items, viewer):
         found = _encode(backbone, seen, dense=viewer.dense)
@@ -272,40 +263,40 @@ def _batches(split: Split, items: range, viewer: Viewer) -> Iterator[Seen]:
         yield [view for future in waiting for view in future.result()]
 
 
-def _encode(backbone: Backbone, seen: Seen, *, dense: bool) -> list[Encoded]:
-    """Views of one shape go together; the answer is in the order of `seen`."""
-    found: dict[int, Encoded] = {}
+def _encode(backbone: Backbone, seen: Seen, *, dense: bool) -> list[ProbeFeatures]:
+    """What the backbone says of each view, in the order of `seen`; views of one shape go together."""
+    found: dict[int, ProbeFeatures] = {}
     order = sorted(range(len(seen)), key=lambda place: seen[place][2].pixels.shape)
     for (_, rows, columns), group in groupby(order, key=lambda place: seen[place][2].pixels.shape):
         size = max(1, min(MAX_BATCH, BATCH_PIXELS // (rows * columns)))
         places = list(group)
         for start in range(0, len(places), size):
             part = places[start : start + size]
-            features = backbone(torch.from_numpy(np.stack([seen[place][2].pixels for place in part])))
-            _check(backbone, features, [seen[place][1] for place in part], dense=dense)
-            found.update(zip(part, _single(features, dense=dense), strict=True))
+            features = _run(backbone, [seen[place] for place in part], dense=dense)
+            for row, place in enumerate(part):
+                patches = None if features.patches is None else features.patches[row]
+                found[place] = features._replace(cls=features.cls[row], patches=patches)
     return [found[place] for place in range(len(seen))]
 
 
-def _single(features: ProbeFeatures, *, dense: bool) -> Iterator[Encoded]:
-    cls = features.cls.float().cpu()
-    patches = features.patches.half().cpu() if dense and features.patches is not None else [None] * len(cls)
-    for vector, tokens in zip(cls, patches, strict=True):
-        yield Encoded(vector, tokens, features.grid, features.has_cls)
-
-
-def _check(backbone: Backbone, features: ProbeFeatures, names: list[str], *, dense: bool) -> None:
-    if dense and features.patches is None:
-        raise ValueError(f"{backbone.name} has no patch features: dense probes cannot judge it.")
+def _run(backbone: Backbone, seen: Seen, *, dense: bool) -> ProbeFeatures:
+    """The features of views of one shape as they are kept: patches in half precision, or none."""
+    features = backbone(torch.from_numpy(np.stack([view.pixels for _, _, view in seen])))
+    patches = features.patches.half() if dense and features.patches is not None else None
     finite = features.cls.isfinite().all(dim=1)
-    if dense and features.patches is not None:
-        finite &= features.patches.half().isfinite().flatten(1).all(dim=1)  # as they are kept
+    if patches is not None:
+        finite &= patches.isfinite().flatten(1).all(dim=1)
+    elif dense:
+        raise ValueError(f"{backbone.name} has no patch features: dense probes cannot judge it.")
     if not bool(finite.all()):
-        bad = names[int(finite.int().argmin())]
+        _, name, _ = seen[int(finite.int().argmin())]
         raise ValueError(
-            f"{backbone.name} gives features that are not finite, first for {bad}. Training may have "
+            f"{backbone.name} gives features that are not finite, first for {name}. Training may have "
             "diverged: take an earlier checkpoint."
         )
+    return features._replace(
+        cls=features.cls.float().cpu(), patches=None if patches is None else patches.cpu()
+    )
 
 
 def _check_room(store: Store, *, to_do: int) -> None:

@@ -224,14 +224,14 @@ def paper_cells(dataset: str, quantity: str, *, budgets: Collection[int | None] 
                 budget = None if word == "–" else int(word)
                 value = float(values[header.index(dataset) - 2]) / scale
                 cells.append(Cell(f"paper: {name}", budget, resolution, {quantity: value}))
-    shown = {(cell.name, cell.budget) for cell in cells}
+    tabled = {(cell.name, cell.budget) for cell in cells}
     cells += [
         Cell(f"paper: {name}", budget, cells[0].resolution, {quantity: value / scale})
         for (data, name), values in CURVES.items()
         for budget, value in zip(BUDGETS, values, strict=True)
         if data == dataset
         and (budget in budgets or budget in (BUDGETS[0], BUDGETS[-1]))
-        and (f"paper: {name}", budget) not in shown
+        and (f"paper: {name}", budget) not in tabled
     ]
     return cells
 
@@ -265,11 +265,11 @@ def elastic_picture(results: Results) -> str:
 def elastic_lines(results: Results) -> list[Line]:
     """One line per model and resolution; what has a single value becomes a dashed level."""
     rows = [*results.rows(), *results.paper_rows()]
-    curves: dict[str, Points] = {}
-    levels: dict[str, float] = {}
+    quantity, curves, levels = results.quantities[0], dict[str, Points](), dict[str, float]()
+    scale = 100 if is_share(quantity) else 1
     for (name, resolution), group in groupby(rows, key=lambda row: (row.name, row.resolution)):
         title = name if resolution is None else f"{name}, {resolution} px"
-        values = [(row.budget, _value(row, results)) for row in group]
+        values = [(row.budget, scale * row.values[quantity]) for row in group]
         points = sorted((float(budget), value) for budget, value in values if budget is not None)
         if len(points) > 1:
             curves[title] = points
@@ -283,11 +283,6 @@ def elastic_lines(results: Results) -> list[Line]:
         Line(title, points, COLOURS[place % len(COLOURS)], dashed=title in levels)
         for place, (title, points) in enumerate({**curves, **flat}.items())
     ]
-
-
-def _value(row: Row, results: Results) -> float:
-    quantity = results.quantities[0]
-    return row.values[quantity] * (100 if is_share(quantity) else 1)
 
 
 def _legend_entry(line: Line, y: float) -> str:

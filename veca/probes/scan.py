@@ -5,7 +5,7 @@ every problem is told at once, before a model runs for hours.
 """
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import NamedTuple
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from veca.backbones import Task
 from veca.data.decode import BadImage, decode_pixels, image_size
+from veca.probes.datasets.readers import first
 from veca.probes.datasets.splits import IGNORED, Dataset, Item, Split
 from veca.utils.progress import progress_bar
 
@@ -95,8 +96,9 @@ def scan_split(dataset: Dataset, name: str, *, quiet: bool = False) -> Scanned:
     everything = list(_read(dataset, items, label=f"check {name}", quiet=quiet))
     problems = [f"{one.name}: {one.problem}" for one in everything if one.problem]
     if problems:
+        named = first(problems, separator="; ")
         raise ValueError(
-            f"{where}: {len(problems)} of {len(items)} items cannot be used: {_first(problems)}. "
+            f"{where}: {len(problems)} of {len(items)} items cannot be used: {named}. "
             "Fix these files and run again."
         )
     seen = [one for one in everything if not one.unreadable]
@@ -122,7 +124,7 @@ def describe(scanned: Scanned, task: Task) -> str:
     line += "pixels" if task == "segment" else "images"
     if task == "segment":
         line += f", {counts['(ignored)']:,} pixels ignored"
-    return line + (f"; absent: {_first(absent)}" if absent else "")
+    return line + (f"; absent: {first(absent)}" if absent else "")
 
 
 def _read(dataset: Dataset, items: Split, *, label: str, quiet: bool) -> Iterator[_Seen]:
@@ -201,7 +203,7 @@ def _judge_unreadable(unreadable: dict[str, str], *, total: int, where: str, qui
     """Say what is left out; refuse when it is too much."""
     if not unreadable:
         return
-    named = _first(f"{name} ({reason})" for name, reason in unreadable.items())
+    named = first((f"{name} ({reason})" for name, reason in unreadable.items()), separator="; ")
     summary = f"{where}: {len(unreadable)} of {total} images are unreadable"
     if len(unreadable) > max(1, MAX_UNREADABLE * total) or len(unreadable) == total:
         raise ValueError(f"{summary}, more than {MAX_UNREADABLE:.0%}: {named}. Replace or delete them.")
@@ -236,9 +238,3 @@ def _depth_scan(maps: list[_Depths], dataset: Dataset, where: str, digest: str) 
     counts = {"measured": number, "unmeasured": sum(one.size for one in maps) - number}
     mean = sum(one.total for one in measured) / number
     return Scan(digest, counts, mean_depth=mean, max_depth=max(one.largest for one in measured))
-
-
-def _first(names: Iterable[str]) -> str:
-    listed = list(names)
-    more = f"; and {len(listed) - _SHOWN} more" if len(listed) > _SHOWN else ""
-    return "; ".join(listed[:_SHOWN]) + more

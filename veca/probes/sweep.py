@@ -20,7 +20,7 @@ from veca.backbones import DENSE_TASKS, Task
 from veca.backbones.models import Backbone, ProbedModel, open_model
 from veca.probes.datasets import Classes, open_dataset
 from veca.probes.datasets.splits import Dataset
-from veca.probes.features import Cached, Store, extract, fingerprint, open_store
+from veca.probes.features import Cached, extract, fingerprint, open_store
 from veca.probes.heads import VAL_SHARE, choose
 from veca.probes.results import (
     RATE,
@@ -240,11 +240,12 @@ def run_sweep(sweep: Sweep, probe: Probe) -> None:
         cell, size = _measure(sweep, probe, cell, backbone, finished)
         used += size
         results = replace(results, cells=[*results.cells, cell])
-        _keep(sweep, results)
+        if sweep.fabric.is_global_zero:
+            write_results(sweep.path, results)
     constant = Cell(CONSTANT, None, None, probe.constant())
     results = replace(results, cells=[*results.cells, constant], complete=True)
-    _keep(sweep, results)
     if sweep.fabric.is_global_zero:
+        write_results(sweep.path, results)
         text = markdown(table(results))
         write_text_atomic(sweep.path.with_suffix(".md"), text + "\n")
         if picture := elastic_picture(results):
@@ -261,7 +262,18 @@ def _measure(
         name: probe.viewer(name, resolution=cell.resolution, patch_size=backbone.patch_size)
         for name in probe.splits
     }
-    stores = {name: _store(sweep, probe.splits[name], backbone, viewer) for name, viewer in viewers.items()}
+    stores = {
+        name: open_store(
+            sweep.cache,
+            backbone,
+            viewers[name],
+            digest=scanned.scan.digest,
+            num_items=len(scanned.items),
+            about=f"{sweep.data}, {scanned.name}",
+            **_unless_float32(sweep.precision),
+        )
+        for name, scanned in probe.splits.items()
+    }
     key = fingerprint([probe.settings, {name: store.folder.name for name, store in stores.items()}])
     if key in finished:
         sweep.say(f"{_title(cell)}: measured before")
@@ -312,18 +324,6 @@ def _open(sweep: Sweep, spec: str, *, seed: int | None = None) -> ProbedModel:
     return model.to(sweep.fabric.device)
 
 
-def _store(sweep: Sweep, scanned: Scanned, backbone: Backbone, viewer: Viewer) -> Store:
-    return open_store(
-        sweep.cache,
-        backbone,
-        viewer,
-        digest=scanned.scan.digest,
-        num_items=len(scanned.items),
-        about=f"{sweep.data}, {scanned.name}",
-        **_unless_float32(sweep.precision),
-    )
-
-
 def _unless_float32(precision: str) -> dict[str, str]:
     """Named only where it is not float32: features and results of before there was a choice stay valid."""
     return {} if precision == FLOAT32 else {"precision": precision}
@@ -336,11 +336,6 @@ def _finished(path: Path) -> dict[str, Cell]:
     except ValueError:
         earlier = None
     return {cell.key: cell for cell in earlier.cells if cell.key} if earlier else {}
-
-
-def _keep(sweep: Sweep, results: Results) -> None:
-    if sweep.fabric.is_global_zero:
-        write_results(sweep.path, results)
 
 
 def _title(cell: Cell) -> str:

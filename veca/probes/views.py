@@ -9,7 +9,8 @@ the long side rounded to patches ("whole").
 """
 
 import math
-from typing import NamedTuple
+from dataclasses import asdict, dataclass
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -42,14 +43,12 @@ class View(NamedTuple):
     target: NDArray[np.generic] | None = None
 
 
-class CentreView(NamedTuple):
-    """One centre crop of R × R, the validation view of training; patches are of no use."""
+@dataclass(frozen=True)
+class CentreView:
+    """One centre crop of R × R, the validation view of training."""
 
     resolution: int
-
-    @property
-    def dense(self) -> bool:
-        return False
+    dense: ClassVar[bool] = False  # patches are of no use
 
     def views(self, item: Item) -> list[View]:
         pixels = _decode(item)
@@ -63,17 +62,15 @@ class CentreView(NamedTuple):
         return {"view": "centre", "resolution": self.resolution}
 
 
-class Windows(NamedTuple):
+@dataclass(frozen=True)
+class Windows:
     """Windows of R × R that cover the image, or one window of all of it; with the labels to learn from."""
 
     resolution: int
     patch_size: int
     whole: bool = False
     labelled: bool = False
-
-    @property
-    def dense(self) -> bool:
-        return True
+    dense: ClassVar[bool] = True
 
     def views(self, item: Item) -> list[View]:
         pixels = _decode(item)
@@ -82,7 +79,7 @@ class Windows(NamedTuple):
         return [View(_cut(resized, window), window, self._target(item, window)) for window in windows]
 
     def rule(self) -> dict[str, object]:
-        return {"view": "windows", "labels": LABELS_PER_PATCH, **self._asdict()}
+        return {"view": "windows", "labels": LABELS_PER_PATCH, **asdict(self)}
 
     def _target(self, item: Item, window: Window) -> NDArray[np.generic] | None:
         if not self.labelled:

@@ -207,11 +207,11 @@ def say_ignored(where: object, number: int, what: str) -> None:
         print(f"{where}: {number} {what}")
 
 
-def first(names: Iterable[object]) -> str:
+def first(names: Iterable[object], *, separator: str = ", ") -> str:
     """The first few of many names, for a message."""
     listed = [str(name) for name in names]
     more = f" and {len(listed) - _SHOWN} more" if len(listed) > _SHOWN else ""
-    return (", ".join(listed[:_SHOWN]) or "none") + more
+    return (separator.join(listed[:_SHOWN]) or "none") + more
 
 
 def _subfolders(folder: Path) -> set[str]:
