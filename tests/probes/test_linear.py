@@ -130,6 +130,11 @@ def test_transfer(tmp_path: Path, install: Install, capsys: pytest.CaptureFixtur
         ValueError, match="alien has other classes than data: 3 and 3, first different 'class0' and 'x'"
     ):
         run("planted", tmp_path, transfer="alien")
+    sets["numbers"] = data._replace(classes=["0", "1", "2"])
+    assert "top-1 on numbers" in run("planted", tmp_path, transfer="numbers")[0]["values"]  # type: ignore[operator]
+    sets["data"] = data._replace(dropped=("class3",))  # then labels are other ones
+    with pytest.raises(ValueError, match="numbers has other classes than data"):
+        run("planted", tmp_path, transfer="numbers")
 
 
 def test_shares_equal_slow_counts() -> None:

@@ -113,6 +113,16 @@ class Store:
         return self.folder / f"{number:06d}.{kind}.npy"
 
 
+class _Place(NamedTuple):
+    """Where the features of a view lie."""
+
+    store: Store
+    shard: int
+    row: int
+    start: int  # of its patches
+    end: int
+
+
 class Cached:
     """The features of all views of some splits, one after the other; patches stay on the disk."""
 
@@ -125,7 +135,11 @@ class Cached:
             for number in range(store.num_shards):
                 table = [Record(*row) for row in store.load(number, "views").tolist()]
                 self.records += [record._replace(item=record.item + items) for record in table]
-                self._places += _places(store, number, table)
+                ends = np.cumsum([record.grid_rows * record.grid_columns for record in table]).tolist()
+                starts = [0, *ends[:-1]]
+                self._places += [
+                    _Place(store, number, *at) for at in zip(range(len(table)), starts, ends, strict=True)
+                ]
                 cls.append(store.load(number, "cls"))
             items += store.num_items
         self.cls = torch.from_numpy(np.concatenate(cls))
@@ -147,7 +161,7 @@ class Cached:
         """The views of the items where the mask is true."""
         return np.flatnonzero(items[[record.item for record in self.records]])
 
-    def _array(self, place: "_Place", kind: str) -> NDArray[np.generic]:
+    def _array(self, place: _Place, kind: str) -> NDArray[np.generic]:
         key = place.store, place.shard, kind
         if key not in self._open:
             self._open[key] = place.store.load(place.shard, kind)
@@ -187,24 +201,6 @@ def open_store(
 def fingerprint(parts: object) -> str:
     """A short hash of JSON values."""
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
-
-
-class _Place(NamedTuple):
-    """Where the features of a view lie."""
-
-    store: Store
-    shard: int
-    row: int
-    start: int  # of its patches
-    end: int
-
-
-def _places(store: Store, shard: int, records: list[Record]) -> list[_Place]:
-    ends = np.cumsum([record.grid_rows * record.grid_columns for record in records]).tolist()
-    return [
-        _Place(store, shard, row, start, end)
-        for row, (start, end) in enumerate(zip([0, *ends[:-1]], ends, strict=True))
-    ]
 
 
 def extract(

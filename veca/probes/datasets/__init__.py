@@ -12,7 +12,7 @@ from pathlib import Path
 
 from veca.backbones import Task
 from veca.probes.datasets.pairs import TARGET_FOLDERS, open_pairs
-from veca.probes.datasets.readers import HELD_OUT, Classes, ClassFolders, first, keep_classes
+from veca.probes.datasets.readers import HELD_OUT, Classes, ClassFolders, first, inside, keep_classes
 from veca.probes.datasets.shards import has_shards, open_shards
 from veca.probes.datasets.splits import Contents, Dataset
 from veca.probes.datasets.table import ENTRIES, Entry
@@ -55,11 +55,10 @@ def _open_folder(root: Path, task: Task) -> Contents:
         splits = {split: split for split in ("train", *HELD_OUT) if (place / split).is_dir()}
         if "train" in splits and len(splits) > 1:
             return ClassFolders(splits)(place)
-    found = first(sorted(path.name for path in root.iterdir())) if root.is_dir() else "no such folder"
     raise FileNotFoundError(
         f"data must hold class folders as DATA/train/CLASS/*.jpg and DATA/val/CLASS/*.jpg (or test), or "
-        f"train-*.tar and val-*.tar; {root} has: {found}. `veca-data sample` makes such a set, and the "
-        f"paper's datasets go by name, as CIFAR-10:PATH ({', '.join(ENTRIES)})."
+        f"train-*.tar and val-*.tar; {root} has: {inside(root)}. `veca-data sample` makes such a set, and "
+        f"the paper's datasets go by name, as CIFAR-10:PATH ({', '.join(ENTRIES)})."
     )
 
 

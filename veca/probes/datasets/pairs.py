@@ -24,7 +24,7 @@ from PIL import Image
 from veca.backbones import Task
 from veca.data.decode import FORMATS
 from veca.data.folders import IMAGE_SUFFIXES, list_files, read_named
-from veca.probes.datasets.readers import HELD_OUT, files_of, first, numbered, read_lines, say_ignored
+from veca.probes.datasets.readers import HELD_OUT, files_of, first, inside, numbered, read_lines, say_ignored
 from veca.probes.datasets.splits import (
     IGNORED,
     Contents,
@@ -136,11 +136,10 @@ def open_pairs(root: Path, task: Task) -> Contents:
     splits = find_pairs(root, task)
     if not splits:
         words = ", ".join(TARGET_FOLDERS[task])
-        there = first(sorted(path.name for path in root.iterdir())) if root.is_dir() else "no such folder"
         raise FileNotFoundError(
             f"{root} must hold train/images with train/{TARGET_FOLDERS[task][0]}, or images/train with "
             f"{TARGET_FOLDERS[task][0]}/train (targets may be called {words}), and the same for val or test; "
-            f"there is: {there}."
+            f"there is: {inside(root)}."
         )
     meaning = _mask_meaning(root) if task == "segment" else _depth_meaning(root, splits["train"])
     return FolderPairs(splits, meaning)(root)

@@ -4,7 +4,7 @@ A reader takes a dataset's folder and gives its `Contents`. What is missing or d
 is passed over. Whether every split has every class is checked when all is read (`keep_classes`).
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -44,15 +44,14 @@ class ClassFolders:
         rows = {split: self._rows(root, folder, classes) for split, folder in self.splits.items()}
         return labelled(root, classes, rows)
 
-    def _rows(self, root: Path, folder: str, classes: list[str]) -> list[tuple[str, int]]:
-        others, rows = sum(not path.is_dir() for path in (root / folder).iterdir()), []
+    def _rows(self, root: Path, folder: str, classes: list[str]) -> Iterator[tuple[str, int]]:
+        others = sum(not path.is_dir() for path in (root / folder).iterdir())
         for label, name in enumerate(classes):
             if (root / folder / name).is_dir():
                 images, strays = list_files(root / folder / name)
                 others += strays
-                rows += [(f"{folder}/{name}/{image}", label) for image in images]
+                yield from ((f"{folder}/{name}/{image}", label) for image in images)
         say_ignored(root / folder, others, "files are no images of a class folder and are ignored")
-        return rows
 
 
 @dataclass(frozen=True)
@@ -212,6 +211,11 @@ def first(names: Iterable[object], *, separator: str = ", ") -> str:
     listed = [str(name) for name in names]
     more = f" and {len(listed) - _SHOWN} more" if len(listed) > _SHOWN else ""
     return (separator.join(listed[:_SHOWN]) or "none") + more
+
+
+def inside(folder: Path) -> str:
+    """What a folder holds, for a message that says what it lacks."""
+    return first(sorted(path.name for path in folder.iterdir())) if folder.is_dir() else "no such folder"
 
 
 def _subfolders(folder: Path) -> set[str]:

@@ -7,7 +7,7 @@ MATLAB files are data, not code: nothing in them runs. scipy reads the usual one
 import csv
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -120,11 +120,13 @@ def read_places(root: Path) -> Contents:
     side = "256" if (root / "data_256").is_dir() else "large"
     classes = [line.split()[0].lstrip("/") for line in read_lines(root / "categories_places365.txt")]
     lists = {"train": ("places365_train_standard.txt", "data"), "val": ("places365_val.txt", "val")}
-    rows = {}
-    for split, (name, folder) in lists.items():
-        lines = (line.split() for line in read_lines(root / name))
-        rows[split] = [(f"{folder}_{side}/{image.lstrip('/')}", int(label)) for image, label in lines]
-    return labelled(root, classes, rows)
+
+    def rows(name: str, folder: str) -> Iterator[tuple[str, int]]:
+        for line in read_lines(root / name):
+            image, label = line.split()
+            yield f"{folder}_{side}/{image.lstrip('/')}", int(label)
+
+    return labelled(root, classes, {split: rows(*places) for split, places in lists.items()})
 
 
 def read_cars(root: Path) -> Contents:

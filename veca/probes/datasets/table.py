@@ -8,7 +8,7 @@ from typing import NamedTuple, cast
 from veca.backbones import Task
 from veca.probes.datasets import special_readers as special
 from veca.probes.datasets.pairs import FolderPairs, ListedPairs, Meaning, Pair
-from veca.probes.datasets.readers import Cifar, ClassFolders, ListedLabels, first
+from veca.probes.datasets.readers import Cifar, ClassFolders, ListedLabels, inside
 from veca.probes.datasets.splits import IGNORED, Contents, table_of
 
 
@@ -55,8 +55,7 @@ class Entry(NamedTuple):
             if place is not None:
                 return form.read(place)
         markers = " or ".join(str(Path(form.inside, form.marker)) for form in self.forms)
-        there = first(sorted(path.name for path in root.iterdir())) if root.is_dir() else "no such folder"
-        raise FileNotFoundError(f"{root} has no {markers}; there is: {there}.")
+        raise FileNotFoundError(f"{root} has no {markers}; there is: {inside(root)}.")
 
 
 # Name, task and terms; the tree; the source.
