@@ -131,7 +131,10 @@ def test_command_line_to_json(
 
 
 def test_classes_that_a_split_lacks_are_left_out(
-    tmp_path: Path, tiny_student: Veca, make_folders: Callable[..., Path]
+    tmp_path: Path,
+    tiny_student: Veca,
+    make_folders: Callable[..., Path],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     tiny_student.save_pretrained(tmp_path / "model")
     data = make_folders(train=3, val=2)
@@ -141,3 +144,4 @@ def test_classes_that_a_split_lacks_are_left_out(
     body = json.loads((tmp_path / "model" / "knn.json").read_text())
     assert body["counts"]["train"] == {"blue": 3, "red": 3}
     assert body["settings"]["classes left out"] == ["green"]
+    assert "1 classes are left out, as a split lacks them: green" in capsys.readouterr().out

@@ -202,6 +202,8 @@ def open_sweep(
     if "train" not in dataset.splits or len(dataset.splits) < 2:
         found = ", ".join(dataset.splits) or "nothing"
         raise ValueError(f"{data} must have the split train, and val or test; it has {found}.")
+    if (left_out := dataset.dropped) and fabric.is_global_zero:
+        print(f"{data}: {len(left_out)} classes are left out, as a split lacks them: {', '.join(left_out)}")
     return Sweep(
         probe=probe,
         model=model,

@@ -71,7 +71,7 @@ def test_classes_that_differ(make_folders: Make) -> None:
         open_dataset(str(data), task="classify")
 
 
-def test_the_classes_that_all_splits_have(make_folders: Make, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_classes_that_all_splits_have(make_folders: Make) -> None:
     data = make_folders(train=2, val=1)
     shutil.rmtree(data / "val" / "green")
     with pytest.raises(ValueError, match=r"val: 1 classes have no image: green.*--classes common"):
@@ -82,7 +82,6 @@ def test_the_classes_that_all_splits_have(make_folders: Make, capsys: pytest.Cap
     assert labels(dataset, "val") == [0, 1]
     item = dataset.splits["train"][2]
     assert (item.name, item.image) == ("train/red/0.png", (data / "train/red/0.png").read_bytes())
-    assert "1 classes are left out, as a split lacks them: green" in capsys.readouterr().out
     shutil.rmtree(data / "val")
     write_classes(data, {"val/black": 1})
     with pytest.raises(ValueError, match="val: 3 classes have no image: blue, green, red"):

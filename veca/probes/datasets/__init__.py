@@ -29,7 +29,7 @@ def open_dataset(spec: str, *, task: Task, classes: Classes = "all") -> Dataset:
         spec: `NAME:PATH` for a dataset with a name of its own (see ENTRIES), else the path of a folder with
             class folders, image and mask or depth folders, a sample set, or shards.
         task: What it is for. To classify, a dataset with several labels per image is given as `multilabel`.
-        classes: Every split must have all classes, or the common ones are kept and the others named.
+        classes: Every split must have all classes, or the common ones are kept; the others are `dropped`.
     """
     name, colon, path = spec.partition(":")
     if colon and not Path(spec).exists():
@@ -39,8 +39,6 @@ def open_dataset(spec: str, *, task: Task, classes: Classes = "all") -> Dataset:
         root = Path(spec).expanduser()
         name, contents = str(root), _open_folder(root, task)
     contents, dropped = keep_classes(contents, kind=classes, where=spec)
-    if dropped:
-        print(f"{spec}: {len(dropped)} classes are left out, as a split lacks them: {first(dropped)}")
     return Dataset(name, task, *contents, dropped=tuple(dropped))
 
 
