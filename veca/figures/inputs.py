@@ -20,7 +20,6 @@ from torch import Tensor
 from veca.backbones import ProbeFeatures
 from veca.backbones.models import ProbedModel, open_model
 from veca.backbones.networks import VecaNetwork
-from veca.backbones.types import ProbeFeatures
 from veca.data.augment import View, centre_view, draw_view, render_pixels, sample_generator
 from veca.data.decode import BadImage, Pixels, decode_pixels
 from veca.data.folders import check_regular, list_files, read_named
@@ -28,8 +27,8 @@ from veca.data.views import centre_crop, normalise
 from veca.model import Veca
 from veca.model.veca import Trace
 from veca.probes.datasets.pairs import FolderPairs, Meaning, Pair
-from veca.probes.settings import Names, Numbers, side_step, split_names
 from veca.probes.datasets.splits import Item
+from veca.probes.settings import Names, Numbers, side_step, split_names
 from veca.probes.views import LABELS_PER_PATCH, Window, sample_target
 from veca.utils.precision import choose_device
 

@@ -15,8 +15,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from veca.probes.elastic import elastic_lines
-from veca.probes.results import Results, is_share, markdown, table
+from veca.probes.results import Results, elastic_lines, is_share, markdown, table
 from veca.report.stage import Stage, read_stages
 from veca.report.verdict import BUDGET, judge
 from veca.report.views import snapshot_views
