@@ -93,7 +93,7 @@ def features(
     """Write the global features of images, and their dense features if wanted.
 
     Args:
-        model: Folder with model.safetensors, a run's .ckpt, the authors' .pt, or a Hub id.
+        model: Folder with model.safetensors, a run's .ckpt, the authors' .pt, a Hub id, or a packaged model.
         images: Image files, folders with images, folders of shards.
         out: Folder to write. A second call with the same settings does what is left.
         budget: Active cores; by default all.

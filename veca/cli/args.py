@@ -9,7 +9,7 @@ import json
 import types
 import typing
 from argparse import SUPPRESS, Action
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, ClassVar
 
@@ -22,6 +22,7 @@ class _AsTyped(DefaultHelpFormatter):
     """Options with dashes, bare words without, and nothing about types."""
 
     inputs: ClassVar[Sequence[str]] = ()
+    defaults: ClassVar[Mapping[str, str]] = {}
 
     def _format_action_invocation(self, action: Action) -> str:
         if action.dest in self.inputs:
@@ -32,6 +33,8 @@ class _AsTyped(DefaultHelpFormatter):
 
     def _get_help_string(self, action: Action) -> str:
         text = action.help or ""
+        if action.dest in self.defaults:
+            return f"{text} (default: {self.defaults[action.dest]})"
         if getattr(action, "_required", action.required):
             return f"{text} (required)"
         shown = (
@@ -51,13 +54,21 @@ class VerbParser:
         example: A command that works, shown first in the help.
         inputs: The parameters that bare words give, in order; the last takes all that are left if it is
             a list.
+        defaults: Values of parameters that the function itself requires.
     """
 
     def __init__(
-        self, function: Callable[..., object], *, name: str, example: str, inputs: Sequence[str] = ()
+        self,
+        function: Callable[..., object],
+        *,
+        name: str,
+        example: str,
+        inputs: Sequence[str] = (),
+        defaults: Mapping[str, str] | None = None,
     ) -> None:
         self.name, self.inputs = name, list(inputs)
-        form = type("_Form", (_AsTyped,), {"inputs": self.inputs})
+        self._defaults = dict(defaults or {})
+        form = type("_Form", (_AsTyped,), {"inputs": self.inputs, "defaults": self._defaults})
         self._parser = ArgumentParser(prog=name, exit_on_error=False, formatter_class=form)
         self._parser.add_function_arguments(function, as_positional=False)
         self._actions = {action.dest: action for action in self._parser._actions if action.dest != "help"}
@@ -97,7 +108,11 @@ class VerbParser:
                     raise ValueError(f"{flag} needs a value (see {self.name} --help).")
                 value = left.pop(0)
             spelled.append(f"--{field}={self._listed(field, value)}")
-        return spelled + self._place(bare)
+        spelled += self._place(bare)
+        given = {word.partition("=")[0] for word in spelled}
+        return spelled + [
+            f"--{name}={value}" for name, value in self._defaults.items() if f"--{name}" not in given
+        ]
 
     def _place(self, bare: list[str]) -> list[str]:
         placed = []

@@ -23,12 +23,17 @@ class Verb(NamedTuple):
     summary: str
     example: str  # what is typed behind `veca VERB`
     inputs: tuple[str, ...] = ()  # parameters that bare words give, in order
+    model: str | None = None  # the model where none is named
+
+    @property
+    def defaults(self) -> dict[str, str]:
+        return {"model": self.model} if self.model else {}
 
 
 _RUN = "--config runs/a/config.yaml --ckpt_path best"
 _RECIPE = "pretrain_base"
 PROBE = "data/photos --model my-model"
-FIGURE = "photo.jpg --model my-model --out"
+FIGURE = "photo.jpg --out"
 
 # In the order in which a user meets them. Imported on use, so that --help answers at once.
 VERBS = {
@@ -61,15 +66,16 @@ VERBS = {
     "features": Verb(
         "veca.features:features",
         "global and dense features of images or shards",
-        "photos --model my-model --out features",
+        "photos --out features",
         ("images",),
+        "nano",
     ),
     "export": Verb(
         "veca.export:export",
         "one budget as ONNX or torch.export, read back and compared",
         "--model my-model --budget 32 --out small-32.onnx",
     ),
-    "page": Verb("veca.page:page", "a local web page where one moves the budget", "--model my-model"),
+    "page": Verb("veca.page:page", "a local web page where one moves the budget", ""),
     "probe knn": Verb("veca.probes.knn:knn", "nearest neighbours", PROBE, ("data",)),
     "probe linear": Verb("veca.probes.linear:linear", "a linear classifier", PROBE, ("data",)),
     "probe segment": Verb("veca.probes.segment:segment", "a linear segmentation head", PROBE, ("data",)),
@@ -79,24 +85,35 @@ VERBS = {
         "which cores each patch feeds, as colour: layers × budgets",
         f"{FIGURE} contributions.png",
         ("image",),
+        "nano",
     ),
     "figures cores": Verb(
-        "veca.figures.pictures:cores", "similarity of cores to all patches", f"{FIGURE} cores.png", ("image",)
+        "veca.figures.pictures:cores",
+        "similarity of cores to all patches",
+        f"{FIGURE} cores.png",
+        ("image",),
+        "nano",
     ),
     "figures similarity": Verb(
         "veca.figures.pictures:similarity",
         "similarity of all patches to chosen points",
         f"{FIGURE} similarity.png",
         ("image",),
+        "nano",
     ),
     "figures dense": Verb(
-        "veca.figures.pictures:dense", "dense features over resolutions", f"{FIGURE} dense.png", ("image",)
+        "veca.figures.pictures:dense",
+        "dense features over resolutions",
+        f"{FIGURE} dense.png",
+        ("image",),
+        "nano",
     ),
     "figures paths": Verb(
         "veca.figures.pictures:paths",
         "where each core sits, layer by layer",
         f"{FIGURE} p.png",
         ("image",),
+        "nano",
     ),
     "figures elastic": Verb(
         "veca.figures.elastic:elastic",
@@ -108,8 +125,9 @@ VERBS = {
     "figures analysis": Verb(
         "veca.figures.analysis:analysis",
         "redundancy, stability, semantics and isotropy of cores",
-        "photos --model my-model --out analysis",
+        "photos --out analysis",
         ("images",),
+        "nano",
     ),
     "bench all": Verb("veca.bench.harness:run_all", "every benchmark, as one table and one JSON", ""),
     "bench check": Verb("veca.bench.harness:check", "the same, compared with docs/bench.json", ""),
@@ -205,7 +223,9 @@ def _call(name: str, rest: list[str], *, asks_help: bool, ends_process: bool) ->
         function(None if ends_process and words == sys.argv[1:] else words)
     else:
         example = f"veca {name} {verb.example}".strip()
-        parser = VerbParser(function, name=f"veca {name}", example=example, inputs=verb.inputs)
+        parser = VerbParser(
+            function, name=f"veca {name}", example=example, inputs=verb.inputs, defaults=verb.defaults
+        )
         if asks_help:
             print(parser.help())
         else:
