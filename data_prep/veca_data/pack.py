@@ -8,6 +8,7 @@ At the end index.json and rejects.jsonl follow from the records, here or, when s
 
 import errno
 import json
+import math
 import os
 import tempfile
 import time
@@ -43,6 +44,14 @@ from veca_data.records import PARTS, Summary, claim_folder, finish, new_shard, r
 from veca_data.source import open_source, read_entry
 
 DEFAULT_MAX_REJECTS = 0.01
+
+_RULES = {
+    "shard_samples": (1, math.inf, "at least 1", "2000"),
+    "shard_bytes": (1, math.inf, "at least 1", "256MB"),
+    "max_short_side": (16, math.inf, "at least 16, the side of a patch", "864"),
+    "quality": (1, 95, "from 1 to 95", "92"),
+    "max_rejects": (0, 1, "a share from 0 to 1", "0.01"),
+}
 
 _NOTHING = np.zeros(0, dtype=np.int64)
 
@@ -120,34 +129,18 @@ def merge_parts(out: str | os.PathLike[str], *, max_rejects: float = DEFAULT_MAX
     return finish(Path(out), max_rejects=max_rejects)
 
 
-def _check_options(
-    *,
-    shard_samples: int | None = None,
-    shard_bytes: int | None = None,
-    max_short_side: int | None = None,
-    quality: int | None = None,
-    part: Part | None = None,
-    max_rejects: float,
-) -> None:
+def _check_options(*, part: Part | None = None, **values: float | None) -> None:
     """One error that names every value that is wrong."""
+    given = {name: value for name, value in values.items() if value is not None}
     problems = []
-    if shard_samples is not None and shard_bytes is not None:
+    for name, (low, high, rule, suggestion) in _RULES.items():
+        if name in given and not low <= given[name] <= high:
+            problems.append(f"{name} must be {rule}; got {given[name]}. Try {suggestion}.")
+    if "shard_samples" in given and "shard_bytes" in given:
         problems.append("give shard_samples or shard_bytes, not both.")
-    if shard_samples is not None and shard_samples < 1:
-        problems.append(f"shard_samples must be at least 1; got {shard_samples}. Try 2000.")
-    if shard_bytes is not None and shard_bytes < 1:
-        problems.append(f"shard_bytes must be at least 1; got {shard_bytes}. Try 256MB.")
-    if max_short_side is not None and max_short_side < 16:
-        problems.append(
-            f"max_short_side must be at least 16, the side of a patch; got {max_short_side}. Try 864."
-        )
-    if quality is not None and not 1 <= quality <= 95:
-        problems.append(f"quality must be from 1 to 95; got {quality}. Try 92.")
     if part is not None and not 0 <= part.number < part.of:
         last = f"Of {max(1, part.of)} parts the last is {max(1, part.of) - 1}/{max(1, part.of)}."
         problems.append(f"part must be i/n with i from 0 to n-1; got {part.number}/{part.of}. {last}")
-    if not 0 <= max_rejects <= 1:
-        problems.append(f"max_rejects must be a share from 0 to 1; got {max_rejects}. Try 0.01.")
     if problems:
         raise ValueError("\n".join(problems))
 

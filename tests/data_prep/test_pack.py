@@ -450,3 +450,9 @@ def test_an_error_leaves_nothing_behind(job, jpegs):
         write_shard(job, SHARD, [Entry(f"{i}.jpg", i, 0, "") for i in range(4)], read, source_bytes=0)
     assert [path.name for path in job.out.iterdir()] == [PARTS]
     assert not list((job.out / PARTS).iterdir())
+
+
+def test_all_wrong_options_are_named_at_once(photos, tmp_path):
+    with pytest.raises(ValueError, match=r"(?s)quality must be .*max_rejects must be .*part must be "):
+        make_shards(photos, tmp_path / "out", quality=0, max_rejects=2, part=Part(4, 4))
+    assert not (tmp_path / "out").exists()
