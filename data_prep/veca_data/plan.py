@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import islice, pairwise
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -52,12 +52,10 @@ class ShardSize(NamedTuple):
 
 
 class FileUnit(NamedTuple):
-    """One shard, from images that are read in any order: a slice of its split."""
+    """One shard, from images that are read in any order."""
 
     shard: str
-    split: str
-    start: int
-    stop: int
+    chosen: Ints  # of the listing, in their order
 
     @property
     def shards(self) -> list[str]:
@@ -96,7 +94,6 @@ class Plan:
     source: Source
     seed: int
     options: dict[str, Any]  # with the seed, what makes this dataset this one and no other
-    orders: dict[str, Ints]  # split → entries in shard order
     units: tuple[Unit, ...]
     rejects: tuple[Reject, ...]
     ignored: Counter[str]
@@ -104,14 +101,12 @@ class Plan:
     def task(self, unit: Unit) -> Task:
         if isinstance(unit, StreamTask):
             return unit
-        chosen = self.orders[unit.split][unit.start : unit.stop]
-        return FileTask(unit.shard, self.source.listing.take(chosen))
+        return FileTask(unit.shard, self.source.listing.take(unit.chosen))
 
     def source_bytes(self, unit: Unit) -> int:
         if isinstance(unit, StreamTask):
             return unit.stream.size
-        chosen = self.orders[unit.split][unit.start : unit.stop]
-        return int(self.source.listing.sizes[chosen].clip(min=0).sum())
+        return int(self.source.listing.sizes[unit.chosen].clip(min=0).sum())
 
 
 def make_plan(
@@ -120,16 +115,17 @@ def make_plan(
     """Decide everything that can be decided before an image is read."""
     hashes = source.listing.hashes()
     keep, twice = first_of_each(source.listing, hashes)
-    codes = folder_splits(_names(source))
+    streams = (os.fsencode(stream.name) for stream in source.streams)
+    codes = folder_splits(chain(source.listing.raw_names(), streams))
     val_share = checked_val_share(val_share, has_val=codes is not None and VAL in codes)
     file_codes, stream_codes = (None, None) if codes is None else np.split(codes, [len(hashes)])
     orders = split_orders(ranks(hashes, seed=seed), keep, codes=file_codes, val_share=val_share)
     units: list[Unit] = []
+    taken: Counter[str] = Counter()
     for split, order in orders.items():
-        cuts = _cut(source.listing.sizes[order], size)
-        pairs = pairwise(cuts)
-        units += [FileUnit(shard_name(split, i), split, int(a), int(b)) for i, (a, b) in enumerate(pairs)]
-    taken = Counter(unit.split for unit in units if isinstance(unit, FileUnit))
+        slices = np.split(order, _cuts(source.listing.sizes[order], size))
+        units += [FileUnit(shard_name(split, i), chosen) for i, chosen in enumerate(slices)]
+        taken[split] = len(slices)
     units += _plan_streams(source, stream_codes, seed=seed, size=size, val_share=val_share, taken=taken)
     outside = 0 if codes is None else int((codes == NO_SPLIT).sum())
     return Plan(
@@ -143,28 +139,22 @@ def make_plan(
             "shard_bytes": size.bytes,
             **encoding._asdict(),
         },
-        orders=orders,
         units=tuple(units),
         rejects=source.rejects + tuple(twice),
         ignored=source.ignored + Counter({OUTSIDE: outside}),
     )
 
 
-def _names(source: Source) -> Iterator[bytes]:
-    yield from source.listing.raw_names()
-    yield from (os.fsencode(stream.name) for stream in source.streams)
-
-
-def _cut(sizes: Ints, size: ShardSize) -> Ints:
-    """Cut into slices of about equal weight, none above the wanted size by more than one image."""
+def _cuts(sizes: Ints, size: ShardSize) -> Ints:
+    """Where to cut for slices of about equal weight, none above the wanted size by more than one image."""
     wanted = size.samples or size.bytes or DEFAULT_SHARD_BYTES
     # By bytes, an image counts for some even when it is tiny, which bounds the images of a shard.
     weights = np.ones_like(sizes) if size.samples else sizes.clip(min=max(1, wanted // MAX_SHARD_SAMPLES))
     ends = np.cumsum(weights)
     total = int(ends[-1])
     count = _shard_count(total, wanted)
-    marks = np.arange(1, count) * total // count
-    return np.unique(np.concatenate(([0], np.searchsorted(ends, marks, side="left") + 1, [len(sizes)])))
+    cuts = np.unique(np.searchsorted(ends, np.arange(1, count) * total // count, side="left") + 1)
+    return cuts[cuts < len(sizes)]
 
 
 def _shard_count(total: float, wanted: int) -> int:

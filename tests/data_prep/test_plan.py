@@ -87,7 +87,7 @@ def test_tiny_images_do_not_pile_up_in_one_shard(tmp_path, monkeypatch):
     monkeypatch.setattr("veca_data.plan.MAX_SHARD_SAMPLES", 10)
     root = _lay(tmp_path / "s", [f"{i}.jpg" for i in range(95)])
     plan = _plan(root, size=ShardSize(bytes=10**9), val_share=0)
-    assert max(unit.stop - unit.start for unit in plan.units) <= 11
+    assert max(len(unit.chosen) for unit in plan.units) <= 11
     assert len(plan.units) == 10
 
 
