@@ -72,7 +72,9 @@ class Summary(NamedTuple):
             samples, size = sum(shard.samples for shard in shards), sum(shard.bytes for shard in shards)
             sizes = f"{in_bytes(size)}, {in_bytes(size / max(1, samples))} each"
             lines.append(f"  {split:6} {samples:,} samples in {len(shards):,} shards, {sizes}")
-        lines.append(f"  rejected {self.rejects:,}{f' ({listed(self.reasons)})' if self.reasons else ''}")
+        reasons = f" ({listed(self.reasons)})" if self.reasons else ""
+        where = f", see {REJECTS_NAME}" if self.reasons and (self.out / REJECTS_NAME).is_file() else ""
+        lines.append(f"  rejected {self.rejects:,}{reasons}{where}")
         return "\n".join(lines)
 
 

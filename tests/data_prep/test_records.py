@@ -58,6 +58,7 @@ def test_finish_gathers_records_and_rejects(out):
     index = json.loads((out / "index.json").read_text())
     assert (index["seed"], index["options"]) == (3, {"a": 1})
     assert "9 samples in 1 shards" in str(summary)
+    assert "see rejects.jsonl" in str(summary)
 
 
 def test_too_many_rejects_take_the_index_away(out):
