@@ -1,4 +1,4 @@
-"""`veca-data cache`: run a teacher once over shards, and keep what it says (paper §3.3, the targets).
+"""`veca data cache`: run a teacher once over shards, and keep what it says (paper §3.3, the targets).
 
 In: shards of images and a teacher. Out: a cache beside them (see `veca/data/cached.py`). The work is a
 Lightning predict loop, so one CPU, the GPUs of a machine and the nodes of a cluster run the same command. It

@@ -36,10 +36,10 @@ worker beside the shards while they are read."""
 
 _SHARDS_EXAMPLES = """\
 more examples:
-  veca-data shards photos --out shards                       keep files byte for byte
-  veca-data shards objects365 --out shards --max-short-side 864 --quality 92
-  veca-data shards objects365 --out shards --part 3/16       on the fourth of 16 machines, then
-  veca-data merge shards                                     when all 16 are done"""
+  veca data shards photos --out shards                       keep files byte for byte
+  veca data shards objects365 --out shards --max-short-side 864 --quality 92
+  veca data shards objects365 --out shards --part 3/16       on the fourth of 16 machines, then
+  veca data merge shards                                     when all 16 are done"""
 
 
 _CACHE_HELP = """\
@@ -48,18 +48,18 @@ Run a teacher once over shards, and keep its targets beside them, in SHARDS/targ
 Training then reads them instead of running the teacher (--model.teacher veca.teachers.CachedTargets). Targets
 belong to views: each training image is seen in --views random crops, flips and operations per resolution,
 recorded and replayed exactly; val and test images in their centre. More views augment better and take more
-room: `veca-data estimate` tells how much.
+room: `veca data estimate` tells how much.
 
 Stop it at any time: the same command keeps the finished shards and makes the rest, with the same bytes."""
 
 _CACHE_EXAMPLE = "shards --config pretrain_small --views 8 --dtype int8"
 _CACHE_EXAMPLES = """\
 more examples:
-  veca-data cache shards --config pretrain_base --views 4
-  veca-data cache shards --teacher veca.teachers.EfficientNetTeacher --resolutions 128 --dtype int8
-  veca-data cache shards --config pretrain_base \\
+  veca data cache shards --config pretrain_base --views 4
+  veca data cache shards --teacher veca.teachers.EfficientNetTeacher --resolutions 128 --dtype int8
+  veca data cache shards --config pretrain_base \\
       --teacher '{class_path: veca.teachers.TransformersTeacher, init_args: {name_or_path: models/vitb16}}'
-  srun veca-data cache shards --config … --num-nodes 4      under SLURM, see recipes/slurm/cache.sbatch"""
+  srun veca data cache shards --config … --num-nodes 4      under SLURM, see recipes/slurm/cache.sbatch"""
 
 
 class _Parser(argparse.ArgumentParser):

@@ -318,7 +318,7 @@ def estimate_shards(
     seconds = time.perf_counter() - start
     if not sizes_in:
         raise ValueError(
-            f"none of {samples} images tried in {source} can be read. Run `veca-data scan` on it."
+            f"none of {samples} images tried in {source} can be read. Run `veca data scan` on it."
         )
     exact = not opened.streams
     images = len(opened.listing) if exact else round(opened.total_bytes / float(np.mean(sizes_in)))

@@ -118,7 +118,7 @@ def make_shards(
     seconds = time.monotonic() - started
     print(f"Read {in_bytes(num_bytes)} in {seconds:.1f} s ({in_bytes(num_bytes / max(seconds, 1e-9))}/s).")
     if part:
-        print(f"Part {part.number}/{part.of} is done. When all parts are: veca-data merge {out}")
+        print(f"Part {part.number}/{part.of} is done. When all parts are: veca data merge {out}")
         return None
     return finish(out, max_rejects=max_rejects)
 

@@ -1,4 +1,4 @@
-"""`veca-data sample`: a small labelled image set, made on any machine without a download.
+"""`veca data sample`: a small labelled image set, made on any machine without a download.
 
 Procedural scenes (see scenes.py) become a folder that the probes' readers know::
 

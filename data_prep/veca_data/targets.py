@@ -299,7 +299,7 @@ class ShardOfTargets:
         if not sample.key.isascii() or len(sample.key) > _MAX_KEY:
             raise ValueError(
                 f"key {sample.key!r} in {self._name}: must be ASCII, at most {_MAX_KEY} characters. "
-                "Make the shards with `veca-data shards`."
+                "Make the shards with `veca data shards`."
             )
         members = {"json": sample_json(self._spec.fingerprint, sample.views, sample.skipped)}
         if sample.skipped is None:

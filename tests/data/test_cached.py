@@ -82,7 +82,7 @@ def test_the_layout_is_where_the_tar_has_it(make_shards: MakeShards, dtype: str)
 
 def test_a_cache_is_found_beside_its_shards(make_shards: MakeShards, tmp_path: Path) -> None:
     shards = make_shards([3])
-    with pytest.raises(FileNotFoundError, match=r"there is no cache in .*veca-data cache"):
+    with pytest.raises(FileNotFoundError, match=r"there is no cache in .*veca data cache"):
         find_cache(shards)
     half = write_cache(shards, dtype="fp16")
     fine = write_cache(shards, dtype="bf16", views=2)

@@ -39,7 +39,7 @@ def test_parts_and_merge(photos, tmp_path, capsys):
             capsys, "shards", photos, "--out", out, "--shard-samples", 5, "--part", part, "--workers", 1
         )
         assert status == 0
-        assert f"veca-data merge {out}" in text
+        assert f"veca data merge {out}" in text
     status, text, _ = _run(capsys, "merge", out)
     assert status == 0
     assert "39 samples in 8 shards" in text

@@ -1,6 +1,6 @@
 """Cached targets: what a cache holds, how its samples are laid out, and how one is found.
 
-A cache is a folder of shards beside the images, made by `veca-data cache`::
+A cache is a folder of shards beside the images, made by `veca data cache`::
 
     shards/targets-FINGERPRINT/
       index.json                  a shard index whose options hold the CacheSpec
@@ -225,7 +225,7 @@ def find_cache(path: Path, **wanted: Any) -> Cache:
     finished = [open_cache(folder) for folder in folders if (folder / INDEX_NAME).is_file()]
     if not finished:
         state = f"the cache {folders[0]} is not finished" if folders else f"there is no cache in {path}"
-        raise FileNotFoundError(f"{state}. Run `veca-data cache` on the shards; it goes on where it stopped.")
+        raise FileNotFoundError(f"{state}. Run `veca data cache` on the shards; it goes on where it stopped.")
     differences = {cache.folder: _differences(cache.spec, wanted) for cache in finished}
     fitting = [cache for cache in finished if not differences[cache.folder]]
     if len(fitting) == 1:
@@ -234,7 +234,7 @@ def find_cache(path: Path, **wanted: Any) -> Cache:
         names = ", ".join(cache.folder.name for cache in fitting)
         raise ValueError(f"{path} holds {len(fitting)} caches: {names}. Give the path of one.")
     listed = "\n  ".join(f"{folder}: {'; '.join(found)}" for folder, found in differences.items())
-    raise ValueError(f"no cache in {path} is the one asked for:\n  {listed}\nMake it with `veca-data cache`.")
+    raise ValueError(f"no cache in {path} is the one asked for:\n  {listed}\nMake it with `veca data cache`.")
 
 
 def _differences(spec: CacheSpec, wanted: dict[str, Any]) -> list[str]:

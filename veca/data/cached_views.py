@@ -75,7 +75,7 @@ class CachedViews:
 
     def _refusal(self, shard: int, number: int, problem: str) -> ValueError:
         return ValueError(
-            f"{self._reader.name(shard)}: sample {number} {problem}. Run `veca-data check` on the cache, "
+            f"{self._reader.name(shard)}: sample {number} {problem}. Run `veca data check` on the cache, "
             "then copy or make this shard again."
         )
 
@@ -101,7 +101,7 @@ def check_replay(cache: Cache, images: Mapping[str, Sequence[Shard]], *, resolut
     if problems:
         raise ValueError(
             f"the cached targets in {cache.folder} cannot be used:{listed(problems)}"
-            "\nMake a cache of these shards with `veca-data cache`, or give the path of another one."
+            "\nMake a cache of these shards with `veca data cache`, or give the path of another one."
         )
 
 

@@ -121,10 +121,10 @@ def load_offsets(path: str | os.PathLike[str], *, samples: int) -> NDArray[np.ui
     if offsets.dtype != np.uint64 or offsets.shape != (samples + 1,):
         raise ValueError(
             f"{path} holds {offsets.dtype}{offsets.shape}, not {samples + 1} uint64 offsets. "
-            "Run `veca-data check`, then make the shard again."
+            "Run `veca data check`, then make the shard again."
         )
     if samples and not bool((offsets[1:] > offsets[:-1]).all()):
-        raise ValueError(f"{path} is not increasing. Run `veca-data check`, then make the shard again.")
+        raise ValueError(f"{path} is not increasing. Run `veca data check`, then make the shard again.")
     return offsets
 
 

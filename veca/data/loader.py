@@ -117,7 +117,7 @@ class SkipTally:
         return (
             f"{self.reasons.total()} of {self.seen} samples are bad ({counts}), more than "
             f"max_bad_share = {self._max_bad_share} allows. The last one: key {last.key!r} in {last.shard}: "
-            f"{last.message}. Run `veca-data check` on the shards, or raise max_bad_share."
+            f"{last.message}. Run `veca data check` on the shards, or raise max_bad_share."
         )
 
 

@@ -81,7 +81,7 @@ def check_shards(shards: Sequence[Shard]) -> None:
     if problems:
         raise FileNotFoundError(
             f"{len(problems)} problems with {len(shards)} shards:{listed(problems)}"
-            "\nRun `veca-data check` on the folder, then copy or make these shards again."
+            "\nRun `veca data check` on the folder, then copy or make these shards again."
         )
 
 

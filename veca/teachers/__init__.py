@@ -5,7 +5,7 @@
 | `TransformersTeacher` | DINOv3, DINOv2, ViT, CLIP, SigLIP, … by Hub id or folder | the weights |
 | `EfficientNetTeacher` | a pretrained ImageNet CNN | two small packages, no Hub |
 | `OfflineTeacher` | the DINOv3 architecture with seeded random weights | nothing |
-| `CachedTargets` | what a teacher said of stored views, read from disk | a cache (`veca-data cache`) |
+| `CachedTargets` | what a teacher said of stored views, read from disk | a cache (`veca data cache`) |
 
 Every teacher normalises by itself, answers on the student's patch-16 grid, stays in eval mode and takes
 no gradient. A checkpoint never holds one.

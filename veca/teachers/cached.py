@@ -17,7 +17,7 @@ from veca.types import Targets
 
 
 class CachedTargets(Teacher):
-    """The targets of a cache, made by `veca-data cache`.
+    """The targets of a cache, made by `veca data cache`.
 
     What is given beside the path must be true of the cache, and chooses among several; what is left out may
     be anything.

@@ -55,7 +55,7 @@ def _open_folder(root: Path, task: Task) -> Contents:
             return ClassFolders(splits)(place)
     raise FileNotFoundError(
         f"data must hold class folders as DATA/train/CLASS/*.jpg and DATA/val/CLASS/*.jpg (or test), or "
-        f"train-*.tar and val-*.tar; {root} has: {inside(root)}. `veca-data sample` makes such a set, and "
+        f"train-*.tar and val-*.tar; {root} has: {inside(root)}. `veca data sample` makes such a set, and "
         f"the paper's datasets go by name, as CIFAR-10:PATH ({', '.join(ENTRIES)})."
     )
 

@@ -4,7 +4,7 @@ The label of KEY.jpg is, whichever there is first:
 
 1. KEY.cls, a number: what webdataset users write;
 2. `label` or `cls` in KEY.json, a number or a name;
-3. the folder of `source` in KEY.json: `veca-data shards` writes it, so shards of class folders are labelled.
+3. the folder of `source` in KEY.json: `veca data shards` writes it, so shards of class folders are labelled.
 
 Numbers are the classes 0, 1, 2, …, named in classes.txt (a name per line) if that lies beside the tars.
 Opening reads headers and labels; images are read from their place in the tar. Nothing is unpickled.
