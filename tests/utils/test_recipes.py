@@ -78,9 +78,17 @@ def test_mistakes_in_what_is_extended_are_named(empty_folder: Path) -> None:
 
 def test_only_what_extends_is_written_out(empty_folder: Path) -> None:
     words = ["fit", "--config", "demo", "--config=cached_pretrain_base", "--data.seed", "1", "--config"]
-    spelled = spell_out_recipes(words, empty_folder)
+    spelled, problems = spell_out_recipes(words, empty_folder)
     (written,) = empty_folder.iterdir()
-    assert spelled == ["fit", "--config", str(RECIPES / "demo.yaml"), f"--config={written}", *words[4:]]
+    demo = str(RECIPES / "demo.yaml")
+    assert spelled == ["fit", "--config", demo, "--config", str(written), *words[4:]]
+    assert not problems
+
+
+def test_a_missing_recipe_is_a_problem_among_others(empty_folder: Path) -> None:
+    spelled, (problem,) = spell_out_recipes(["fit", "--config", "nowhere", "--data.seed", "1"], empty_folder)
+    assert spelled == ["fit", "--data.seed", "1"]
+    assert problem.startswith("recipe nowhere: must be")
     assert yaml.safe_load(written.read_text()) == load_recipe("cached_pretrain_base")
 
 

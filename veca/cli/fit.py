@@ -97,8 +97,9 @@ class VecaCLI(LightningCLI):
         verb = self._subcommand_parsers.get(words[0] if words else "", parser)
         known = [action.dest for action in verb._actions]
         with TemporaryDirectory() as folder:
-            spelled = spell_out_recipes(words, Path(folder))
+            spelled, missing = spell_out_recipes(words, Path(folder))
             config, problems = find_problems(parser.parse_args, spelled, known_keys=known)
+            problems = missing + problems
         if config is not None:
             problems += self._value_problems(config[config.subcommand])
         if problems:

@@ -49,18 +49,24 @@ def merge(base: dict[Any, Any], overlay: dict[Any, Any]) -> dict[Any, Any]:
     return merged
 
 
-def spell_out_recipes(args: Sequence[str], folder: Path) -> list[str]:
-    """A command line whose `--config` values are files that extend nothing, made in `folder` where needed."""
-    spelled = list(args)
-    for index, word in enumerate(args):
-        option, equals, value = word.partition("=")
-        if option not in ("--config", "-c"):
+def spell_out_recipes(args: Sequence[str], folder: Path) -> tuple[list[str], list[str]]:
+    """A command line whose `--config` values are files that extend nothing, made in `folder` where needed.
+
+    Recipes that cannot be had are left out, and told as problems: there may be others in the same line.
+    """
+    spelled: list[str] = []
+    problems: list[str] = []
+    left = list(args)
+    while left:
+        option, equals, value = left.pop(0).partition("=")
+        if option not in ("--config", "-c") or not (equals or left):
+            spelled.append(option + equals + value)
             continue
-        if equals:
-            spelled[index] = f"{option}={_spelled_out(value, folder)}"
-        elif index + 1 < len(args):
-            spelled[index + 1] = _spelled_out(args[index + 1], folder)
-    return spelled
+        try:
+            spelled += [option, _spelled_out(value if equals else left.pop(0), folder)]
+        except (ValueError, OSError) as error:
+            problems.append(str(error))
+    return spelled, problems
 
 
 def _spelled_out(name: str, folder: Path) -> str:
