@@ -15,12 +15,12 @@ from veca import Veca
 SERVE = "import sys; from veca.cli.main import main; sys.argv[0] = 'veca'; main()"
 
 
-def test_without_a_model_the_way_out_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_model_the_way_out_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(veca.page, "require_extra", lambda *names: None)
     before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(FileNotFoundError, match="Run `make demo`, or name a model"):
-        veca.page.page()
+    with pytest.raises(FileNotFoundError, match="no model at nowhere. Give a folder"):
+        veca.page.page("nowhere")
     assert signal.getsignal(signal.SIGTERM) is before
 
 

@@ -83,13 +83,13 @@ def test_only_what_extends_is_written_out(empty_folder: Path) -> None:
     demo = str(RECIPES / "demo.yaml")
     assert spelled == ["fit", "--config", demo, "--config", str(written), *words[4:]]
     assert not problems
+    assert yaml.safe_load(written.read_text()) == load_recipe("cached_pretrain_base")
 
 
 def test_a_missing_recipe_is_a_problem_among_others(empty_folder: Path) -> None:
     spelled, (problem,) = spell_out_recipes(["fit", "--config", "nowhere", "--data.seed", "1"], empty_folder)
     assert spelled == ["fit", "--data.seed", "1"]
     assert problem.startswith("recipe nowhere: must be")
-    assert yaml.safe_load(written.read_text()) == load_recipe("cached_pretrain_base")
 
 
 def test_an_overlay_states_only_what_differs() -> None:
