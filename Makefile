@@ -8,7 +8,9 @@ READY := $(VENV)/.ready
 DEMO_COUNT ?= 700
 DEMO_FIT ?=
 DEMO_TEACHER := --teacher veca.teachers.EfficientNetTeacher
-DEMO_PROBE := --model demo/run/multires/checkpoints/last.ckpt --budgets 8,32,64 --resolutions 64
+DEMO_STUDENT := --model demo/run/multires/checkpoints/last.ckpt
+DEMO_PROBE := --budgets 8,32,64 --resolutions 64 --seeds 1
+DEMO_IMAGE = $$(ls demo/sample/images/val/*/*.jpg | head -n 1)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-all test-slurm lint format docs shards bench bench-check torture
@@ -49,17 +51,21 @@ shards: $(READY) ## images or archives to shards: SOURCE=… OUT=… [ARGS="--ma
 	@test -n "$(SOURCE)" && test -n "$(OUT)" || { echo 'usage: make shards SOURCE=images OUT=data/images [ARGS="…"]'; exit 2; }
 	$(BIN)/veca data shards "$(SOURCE)" --out "$(OUT)" $(ARGS)
 
-demo: $(READY) ## sample images, shards, cached targets, two stages on the CPU, probes, a report (minutes)
+demo: $(READY) ## the packaged model at work, then a distillation from images to report, on the CPU (minutes)
 	$(BIN)/veca data sample --out demo/sample --count $(DEMO_COUNT) --size 128
+	$(BIN)/veca figures contributions $(DEMO_IMAGE) --budgets 8,32,64 --resolution 256 --method pca --out demo/nano/contributions.png
+	$(BIN)/veca figures cores $(DEMO_IMAGE) --resolution 256 --out demo/nano/cores.png
+	$(BIN)/veca probe knn demo/sample/images --model nano $(DEMO_PROBE) --out demo/nano/knn.json
+	@echo "The packaged model on the sample images: demo/nano/*.png, and what it costs and gives per budget: demo/nano/knn.md"
 	$(BIN)/veca data shards demo/sample/images --out demo/shards
 	$(BIN)/veca data cache demo/shards $(DEMO_TEACHER) --resolutions 64 --views 4 --dtype int8
 	$(BIN)/veca data cache demo/shards $(DEMO_TEACHER) --resolutions 64,96 --views 1 --dtype int8
-	$(BIN)/veca fit --config recipes/demo.yaml $(DEMO_FIT)
-	$(BIN)/veca fit --config recipes/demo_multires.yaml $(DEMO_FIT)
-	$(BIN)/veca probe knn demo/sample/images $(DEMO_PROBE) --seeds 2 --out demo/run/knn.json
-	$(BIN)/veca probe linear demo/sample/images $(DEMO_PROBE) --seeds 1 --out demo/run/linear.json
-	$(BIN)/veca probe segment demo/sample $(DEMO_PROBE) --seeds 0 --epochs 2 --out demo/run/segment.json
-	$(BIN)/veca probe depth demo/sample $(DEMO_PROBE) --seeds 0 --epochs 2 --out demo/run/depth.json
+	$(BIN)/veca fit --config demo $(DEMO_FIT)
+	$(BIN)/veca fit --config demo_multires $(DEMO_FIT)
+	$(BIN)/veca probe knn demo/sample/images $(DEMO_STUDENT) $(DEMO_PROBE) --out demo/run/knn.json
+	$(BIN)/veca probe linear demo/sample/images $(DEMO_STUDENT) $(DEMO_PROBE) --out demo/run/linear.json
+	$(BIN)/veca probe segment demo/sample $(DEMO_STUDENT) $(DEMO_PROBE) --epochs 2 --out demo/run/segment.json
+	$(BIN)/veca probe depth demo/sample $(DEMO_STUDENT) $(DEMO_PROBE) --epochs 2 --out demo/run/depth.json
 	$(BIN)/veca report demo/run
 
 bench: $(READY) ## all benchmarks as one table and bench.json, every number a ratio taken in one run

@@ -19,7 +19,7 @@ def test_without_the_model_the_way_out_is_told(tmp_path: Path, monkeypatch: pyte
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(veca.page, "require_extra", lambda *names: None)
     before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(FileNotFoundError, match="no model at nowhere. Give a folder"):
+    with pytest.raises(FileNotFoundError, match=r"no model at nowhere\. Give a folder"):
         veca.page.page("nowhere")
     assert signal.getsignal(signal.SIGTERM) is before
 
