@@ -143,7 +143,11 @@ def test_a_run_leaves_its_folder_and_resumes_into_it(tiny_shards: Path, tmp_path
     recipe, run = toy_recipe(tmp_path, tiny_shards), tmp_path / "run"
     main(["fit", "--config", str(recipe)])
     assert (run / "config.yaml").is_file()
-    assert {path.name for path in (run / "checkpoints").iterdir()} == {"last.ckpt", "best.ckpt"}
+    assert {path.name for path in (run / "checkpoints").iterdir()} == {
+        "last.ckpt",
+        "last-1.ckpt",
+        "best.ckpt",
+    }
     assert list(run.glob("events.*"))
     losses = {step: value for step, name, value in read_metrics(run / "metrics.csv") if name == "train/loss"}
     assert sorted(losses) == list(range(6))

@@ -18,7 +18,7 @@ import torch
 
 from tests.runs import LIMIT, Run, outcome, same, write_recipe
 from veca.cli.main import main
-from veca.train.checkpointing import SafeCheckpointIO, newest_intact, remove_leftovers
+from veca.train.checkpointing import SafeCheckpointIO, newest_intact, read_step, remove_leftovers
 from veca.train.preemption import STOPPED
 from veca.train.run_dir import sole_run
 
@@ -156,9 +156,7 @@ def test_last_is_the_latest_step_that_is_intact(tmp_path: Path, caplog: pytest.L
         checkpoint(4), tmp_path / "best.ckpt"
     )  # later, as a copy may be, and of an earlier step
     assert newest_intact(tmp_path) == tmp_path / "last.ckpt"
-    data = bytearray((tmp_path / "last.ckpt").read_bytes())
-    data[len(data) // 2] ^= 1  # within the tensor: torch itself would not notice
-    (tmp_path / "last.ckpt").write_bytes(data)
+    flip_a_bit(tmp_path / "last.ckpt")
     assert newest_intact(tmp_path) == tmp_path / "best.ckpt"
     assert "passed over a damaged checkpoint" in caplog.text
     assert "last.ckpt" in caplog.text
@@ -167,6 +165,43 @@ def test_last_is_the_latest_step_that_is_intact(tmp_path: Path, caplog: pytest.L
         newest_intact(tmp_path)
     assert "best.ckpt" in str(error.value)
     assert "last.ckpt" in str(error.value)
+
+
+def kept_steps(folder: Path) -> dict[str, int]:
+    return {path.name: read_step(path) for path in folder.glob("*.ckpt")}
+
+
+def test_the_checkpoint_before_the_last_is_kept(tmp_path: Path) -> None:
+    io, last = SafeCheckpointIO(), tmp_path / "last.ckpt"
+    for step in (5, 10, 15):
+        io.save_checkpoint(checkpoint(step), last)
+        io.save_checkpoint(checkpoint(step), tmp_path / "best.ckpt")
+    assert kept_steps(tmp_path) == {"last.ckpt": 15, "last-1.ckpt": 10, "best.ckpt": 15}
+    io.save_checkpoint(checkpoint(15), last)  # a run that is asked to stop may save a step once more
+    assert kept_steps(tmp_path)["last-1.ckpt"] == 10
+    assert len(list(tmp_path.iterdir())) == 3
+
+    (tmp_path / "best.ckpt").unlink()
+    flip_a_bit(last)
+    assert newest_intact(tmp_path) == tmp_path / "last-1.ckpt"
+    io.save_checkpoint(checkpoint(17), last)
+    assert kept_steps(tmp_path) == {"last.ckpt": 17, "last-1.ckpt": 10}  # what was damaged is not kept
+    assert newest_intact(tmp_path) == last
+
+
+def test_a_run_begun_anew_leaves_no_later_step_behind(tmp_path: Path) -> None:
+    io, last = SafeCheckpointIO(), tmp_path / "last.ckpt"
+    for step in (95, 100, 5):
+        io.save_checkpoint(checkpoint(step), last)
+    assert kept_steps(tmp_path) == {"last.ckpt": 5}
+    io.save_checkpoint(checkpoint(10), last)
+    assert kept_steps(tmp_path) == {"last.ckpt": 10, "last-1.ckpt": 5}
+
+
+def flip_a_bit(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1  # within the tensor: torch itself would not notice
+    path.write_bytes(data)
 
 
 def test_a_full_disk_keeps_the_previous_checkpoint(tmp_path: Path) -> None:

@@ -1,4 +1,7 @@
+import errno
 import os
+from collections.abc import Callable
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import pytest
@@ -27,6 +30,90 @@ def test_a_file_appears_only_when_complete(tmp_path: Path) -> None:
     with atomic_path(tmp_path / "x") as path:
         path.write_text("content")
         assert not (tmp_path / "x").exists()
+    assert (tmp_path / "x").read_text() == "content"
+
+
+class Killed(BaseException):
+    """What ends a process in the middle of its work."""
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_the_former_file_is_kept_and_no_moment_is_without_a_whole_one(
+    links: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, former = tmp_path / "last", tmp_path / "last-1"
+
+    def write(text: str) -> None:
+        with atomic_path(target, former=former) as path:
+            path.write_text(text)
+
+    def refuse(*arguments: object, **options: object) -> None:
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    if not links:
+        monkeypatch.setattr(os, "link", refuse)
+    write("1")
+    assert not former.exists()
+    write("2")
+    number = 2
+    for kills_at in range(9):  # system calls of one write, more than there are
+        calls = 0
+
+        def count(real: Callable[..., object], dies: int = kills_at) -> Callable[..., object]:
+            def call(*arguments: object, **options: object) -> object:
+                nonlocal calls
+                calls += 1
+                if calls > dies:
+                    raise Killed
+                return real(*arguments, **options)
+
+            return call
+
+        with pytest.MonkeyPatch.context() as patch, suppress(Killed):
+            for name in ("link", "replace", "rename", "unlink", "fsync"):
+                patch.setattr(os, name, count(getattr(os, name)))
+            write(str(number + 1))
+        kept = {path.name: path.read_text() for path in tmp_path.glob("last*")}
+        assert str(number) in kept.values() or str(number + 1) in kept.values(), (kills_at, kept)
+        number += 1
+        write(str(number))
+        assert target.read_text() == str(number)
+    write("last but one")
+    write("newest")
+    assert {path.name: path.read_text() for path in tmp_path.glob("*")} == {
+        "last": "newest",
+        "last-1": "last but one",
+    }
+    assert not links or target.stat().st_ino != former.stat().st_ino
+
+
+def test_a_former_file_that_is_the_same_one_stays(tmp_path: Path) -> None:
+    (tmp_path / "last").write_text("1")
+    (tmp_path / "last-1").hardlink_to(tmp_path / "last")  # as a kill between link and rename leaves them
+    with atomic_path(tmp_path / "last", former=tmp_path / "last-1") as path:
+        path.write_text("2")
+    assert [(tmp_path / name).read_text() for name in ("last", "last-1")] == ["2", "1"]
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+@pytest.mark.parametrize(("number", "lasts"), [(errno.EINVAL, True), (errno.EIO, False)])
+def test_the_folder_is_synced_after_the_rename(
+    number: int, lasts: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[str] = []
+    real = os.fsync
+
+    def sync(descriptor: int) -> None:
+        path = Path(f"/proc/self/fd/{descriptor}").readlink()
+        synced.append(f"{path.is_dir()} {(tmp_path / 'x').exists()}")
+        if path.is_dir():
+            raise OSError(number, os.strerror(number))  # EINVAL: a file system that syncs no folders
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", sync)
+    with nullcontext() if lasts else pytest.raises(OSError, match=os.strerror(number)):
+        write_text_atomic(tmp_path / "x", "content")
+    assert synced == ["False False", "True True"]
     assert (tmp_path / "x").read_text() == "content"
 
 

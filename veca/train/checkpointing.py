@@ -1,11 +1,13 @@
 """A run's checkpoints: written whole or not at all, found again, in whatever folder the run is now.
 
-RUN/checkpoints/last.ckpt   every so many steps, at the end, and when the run is asked to stop
-RUN/checkpoints/best.ckpt   the lowest validation loss
+RUN/checkpoints/last.ckpt    every so many steps, at the end, and when the run is asked to stop
+RUN/checkpoints/last-1.ckpt  the one before it, in case a disk damages the newest
+RUN/checkpoints/best.ckpt    the lowest validation loss
 
 A file is written under a temporary name, synced and renamed (`files.py`), so a crash or a full disk leaves
-the previous one as it was. A save that fails ends the run with what to do: a disk that holds no checkpoint
-soon holds no metrics either, and hours without a checkpoint may be lost.
+the previous one as it was; last-1.ckpt is a link to what was last.ckpt, no copy. A save that fails ends the
+run with what to do: a disk that holds no checkpoint soon holds no metrics either, and hours without a
+checkpoint may be lost.
 
 Checkpoints with numbers that are not finite are not written (`callbacks.py`), and one that is there
 nevertheless is not read: whatever continues from it stays lost.
@@ -27,6 +29,7 @@ from veca.checkpoint import checksum_problem, read_pickle
 from veca.utils.files import atomic_path
 
 LAST = "last"
+FORMER = "last-1.ckpt"
 
 log = logging.getLogger(__name__)
 
@@ -38,10 +41,16 @@ class SafeCheckpointIO(CheckpointIO):
         self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None
     ) -> None:
         final = Path(path)
+        former, step = final.with_name(FORMER), checkpoint.get("global_step", 0)
+        is_last = final == last_path(final.parent)
         try:
             final.parent.mkdir(parents=True, exist_ok=True)
-            with atomic_path(final) as temporary:
+            # A second save of one step, or a damaged file, must not take the place of a good earlier one.
+            keeps = is_last and _step_or(step, final) < step and checksum_problem(final) is None
+            with atomic_path(final, former=former if keeps else None) as temporary:
                 torch.save(checkpoint, temporary)
+            if is_last and former.exists() and _step_or(step - 1, former) >= step:
+                former.unlink()  # of a run that was begun anew: `last` would find it and not this one
         except (OSError, RuntimeError) as error:  # torch reports a failed write as a RuntimeError
             raise OSError(_save_problem(final, error)) from None
 
@@ -110,11 +119,11 @@ def newest_intact(checkpoints: Path) -> Path | None:
     steps: list[tuple[int, float, Path]] = []
     for path in sorted(checkpoints.glob("*.ckpt")):
         try:
-            steps.append((_step(path), path.stat().st_mtime, path))
+            steps.append((read_step(path), path.stat().st_mtime, path))
         except (ValueError, OSError) as error:
             damaged.append(str(error))
     for _, _, path in sorted(steps, reverse=True):
-        problem = _content_problem(path)
+        problem = content_problem(path)
         if problem is None:
             for message in damaged:
                 log.warning("passed over a damaged checkpoint: %s", message)
@@ -149,19 +158,28 @@ def remove_leftovers(checkpoints: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _step(path: Path) -> int:
+def read_step(path: Path) -> int:
+    """The optimizer step of a run's checkpoint; reads none of its tensors."""
     step = read_pickle(path, lazily=True).get("global_step")
     if not isinstance(step, int):
         raise ValueError(f"{path} is not a run's checkpoint: it has no global_step.")
     return step
 
 
-def _content_problem(path: Path) -> str | None:
+def content_problem(path: Path) -> str | None:
     """Compare every part with its checksum, which torch does not do; then look for a NaN."""
     problem = checksum_problem(path)
     if problem is None and (bad := nonfinite(read_pickle(path, lazily=True))):
         problem = f"{path}: {bad}"
     return problem
+
+
+def _step_or(default: int, path: Path) -> int:
+    """The step of a checkpoint, where there is one that can be read."""
+    try:
+        return read_step(path)
+    except (ValueError, OSError):
+        return default
 
 
 def _floating(tree: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:

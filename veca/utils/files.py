@@ -1,5 +1,6 @@
 """Atomic files: a reader sees the old content or the new one, never a half."""
 
+import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,8 +8,10 @@ from pathlib import Path
 
 
 @contextmanager
-def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
+def atomic_path(path: str | os.PathLike[str], *, former: Path | None = None) -> Iterator[Path]:
     """Yield a temporary name beside `path`; on success sync it and rename it into place, else remove it.
+
+    What `path` was before is kept as `former`, beside it; at every moment one of them is whole.
 
     The name depends on the process, so that two writers of one file do not share a temporary. Whoever may
     read a new file of this process, by its umask, may read this one, however it was written: safetensors
@@ -25,6 +28,8 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
             temporary.chmod(mode)
         with temporary.open("rb") as file:
             os.fsync(file.fileno())
+        if former is not None and final.exists():
+            _keep(final, former)
         temporary.replace(final)
     except BaseException:
         temporary.unlink(missing_ok=True)
@@ -54,9 +59,26 @@ def in_bytes(size: float) -> str:
     return f"{size:.3g} GB" if size < 999.5 else f"{size:,.0f} GB"
 
 
+def _keep(path: Path, former: Path) -> None:
+    """Give a file a second name, in place of what had it: no byte is copied, and `path` stays meanwhile."""
+    link = former.with_name(f".{former.name}.{os.getpid()}.tmp")
+    link.unlink(missing_ok=True)
+    try:
+        link.hardlink_to(path)
+    except OSError:  # a file system without hard links
+        path.replace(former)
+        return
+    link.replace(former)
+    link.unlink(missing_ok=True)  # a rename onto another name of the same file does nothing
+
+
 def _sync_folder(folder: Path) -> None:
+    """Make a rename last through a power cut."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:  # some network file systems sync no folders: the rename is done all the same
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
     finally:
         os.close(descriptor)
