@@ -6,9 +6,11 @@ import os
 import random
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any
@@ -122,10 +124,52 @@ def test_two_runs_in_one_folder_the_second_refuses(tmp_path: Path) -> None:
     assert ready.wait(LIMIT)
     with pytest.raises(ValueError, match=rf"in use by process {other.pid} on .*a folder of its own"):
         sole_run(tmp_path).__enter__()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(socket, "gethostname", lambda: "elsewhere")
+        with pytest.raises(ValueError, match=rf"If that process is gone, delete {tmp_path / '.lock'}"):
+            sole_run(tmp_path).__enter__()
     other.kill()
     other.join()
     with sole_run(tmp_path):  # the lock died with its process
-        pass
+        assert f"process {os.getpid()} on {socket.gethostname()}, since" in (tmp_path / ".lock").read_text()
+    assert not (tmp_path / ".lock").read_text()
+
+
+@pytest.mark.parametrize(
+    ("process", "host", "job", "hint"),
+    [
+        ("gone", "here", None, None),
+        ("alive", "here", None, "a folder of its own.$"),
+        ("alive", "here", "7", "a folder of its own.$"),
+        ("gone", "elsewhere", None, "If that process is gone, delete .*lock"),
+        ("gone", "elsewhere", "6", "If that process is gone, delete .*lock"),
+        ("gone", "elsewhere", "7", None),  # the same job, requeued
+        ("half", "here", None, None),  # killed while it wrote its name
+    ],
+)
+def test_without_locks_the_name_of_the_owner_stands_for_one(
+    process: str,
+    host: str,
+    job: str | None,
+    hint: str | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*arguments: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.lockf", refuse)
+    monkeypatch.setattr(socket, "gethostname", lambda: "here")
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    number = {"gone": ended.pid, "alive": os.getppid(), "half": ""}[process]
+    (tmp_path / ".lock").write_text(
+        f"process {number} on {host}, since 2026-01-02 03:04{f', job {job}' if job else ''}\n"
+    )
+    with pytest.raises(ValueError, match=hint) if hint else nullcontext(), sole_run(tmp_path):
+        assert "here, since 20" in (tmp_path / ".lock").read_text()
+    assert bool((tmp_path / ".lock").read_text()) == bool(hint)
 
 
 @pytest.mark.parametrize("place", ["file/run", "/proc/run"])

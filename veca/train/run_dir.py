@@ -16,11 +16,12 @@ import json
 import logging
 import math
 import os
+import re
 import socket
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, TextIO
@@ -38,6 +39,7 @@ from veca.utils.files import atomic_path, write_text_atomic
 from veca.utils.progress import LOG_EVERY, TimeLeft
 
 LOCK_NAME = ".lock"
+_OWNER = re.compile(r"process (?P<process>\d{1,9}) on (?P<host>\S+), since [^,]*(?:, job (?P<job>\S+))?$")
 METRICS_NAME = "metrics.csv"
 COLUMNS = ("step", "name", "value")
 SHOWN = {  # metric → its short name on the progress bar
@@ -56,28 +58,61 @@ def sole_run(folder: Path) -> Iterator[None]:
     """Claim a run's folder for the block; a second run in it would overwrite checkpoints and metrics.
 
     The lock is the process's own: it ends with it, however that ends, and loader workers do not inherit it.
+    Where the file system has none, the name that a run leaves in the file while it lives stands for it.
     """
-    file = _open_lock(folder)
-    with file:
+    with _open_lock(folder) as file:
         try:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            free = True
         except OSError as error:
-            if error.errno not in (errno.EACCES, errno.EAGAIN):
-                log.warning("%s has no locks (%s): see that no other run uses it.", folder, error)
-            else:
-                file.seek(0)
-                owner = file.read().strip() or "another run"
-                raise ValueError(
-                    f"trainer.default_root_dir = {folder} is in use by {owner}. "
-                    "Wait for its end, or give this run a folder of its own."
-                ) from None
+            file.seek(0)
+            owner = file.read().strip()
+            free = error.errno not in (errno.EACCES, errno.EAGAIN) and not _may_live(owner)
+            if not free:
+                raise ValueError(_in_use(folder, owner)) from None
+            log.warning("%s has no locks (%s): see that no other run uses it.", folder, error)
         file.truncate(0)
+        job = os.environ.get("SLURM_JOB_ID")
         file.write(
-            f"process {os.getpid()} on {socket.gethostname()}, since {datetime.now():%Y-%m-%d %H:%M}\n"
+            f"process {os.getpid()} on {socket.gethostname()}, since {datetime.now():%Y-%m-%d %H:%M}"
+            + (f", job {job}" if job else "")
+            + "\n"
         )
         file.flush()
         remove_leftovers(folder / "checkpoints")
-        yield
+        try:
+            yield
+        finally:
+            with suppress(OSError):
+                file.truncate(0)
+
+
+def _may_live(owner: str) -> bool:
+    """Whether the process that a lock names may still run."""
+    named = _OWNER.match(owner)
+    if named is None:  # a run that ended in order leaves an empty file
+        return False
+    if named["host"] != socket.gethostname():
+        return named["job"] is None or named["job"] != os.environ.get(
+            "SLURM_JOB_ID"
+        )  # requeued: it has ended
+    try:
+        os.kill(int(named["process"]), 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # somebody else's
+        return True
+    return int(named["process"]) != os.getpid()
+
+
+def _in_use(folder: Path, owner: str) -> str:
+    problem = (
+        f"trainer.default_root_dir = {folder} is in use by {owner or 'another run'}. "
+        "Wait for its end, or give this run a folder of its own."
+    )
+    named = _OWNER.match(owner)
+    elsewhere = named is not None and named["host"] != socket.gethostname()
+    return problem + (f" If that process is gone, delete {folder / LOCK_NAME}." if elsewhere else "")
 
 
 def _open_lock(folder: Path) -> TextIO:
