@@ -22,7 +22,7 @@ from tests.runs import LIMIT, Run, outcome, same, write_recipe
 from veca.cli.main import main
 from veca.train.checkpointing import SafeCheckpointIO, newest_intact, read_step, remove_leftovers
 from veca.train.preemption import STOPPED
-from veca.train.run_dir import sole_run
+from veca.train.run_dir import MetricsLog, read_metrics, sole_run
 
 STEPS = 16
 
@@ -295,3 +295,16 @@ def test_what_a_killed_save_left_is_removed(tmp_path: Path) -> None:
     (tmp_path / "last.ckpt").write_bytes(b"whole")
     remove_leftovers(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["last.ckpt"]
+
+
+@pytest.mark.parametrize("count", [10, 20_000])
+def test_a_byte_that_turned_into_a_quote_costs_one_row(count: int, tmp_path: Path) -> None:
+    log = MetricsLog(tmp_path)
+    for step in range(3):
+        log.log_metrics({"train/loss": 0.5}, step)
+    path = tmp_path / "metrics.csv"
+    path.write_text(path.read_text().replace("\n2,", '\n",') + "3,train/loss,0.25\n" * count)
+    assert (
+        read_metrics(path)
+        == [(0, "train/loss", 0.5), (1, "train/loss", 0.5)] + [(3, "train/loss", 0.25)] * count
+    )
