@@ -56,6 +56,12 @@ VERBS = {
         "features of the val shards, into the run's folder",
         _RUN,
     ),
+    "check": Verb(
+        "veca.cli.check:check",
+        "whether a run, a model, shards, a cache or a checkpoint is whole",
+        "runs/a",
+        ("path",),
+    ),
     "report": Verb("veca.report:report", "one HTML file about a run", "runs/a", ("run_dir",)),
     "convert": Verb(
         "veca.checkpoint:convert",
