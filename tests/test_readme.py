@@ -59,3 +59,12 @@ def test_every_file_of_the_readme_exists() -> None:
     named = re.findall(r"(?:recipes|docs)/[\w/]+\.\w+", README)
     assert len(named) >= 5
     assert all((ROOT / name).exists() for name in named), named
+
+
+def test_every_test_that_a_promise_names_exists_and_every_page_is_on_the_site() -> None:
+    promises = (ROOT / "docs" / "reliability.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"tests/[\w/]+\.py", promises))
+    assert len(named) >= 10
+    assert all((ROOT / name).is_file() for name in named), named
+    site = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    assert all(page.name in site for page in (ROOT / "docs").glob("*.md"))

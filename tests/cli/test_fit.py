@@ -151,6 +151,7 @@ def test_a_run_leaves_its_folder_and_resumes_into_it(tiny_shards: Path, tmp_path
     assert list(run.glob("events.*"))
     losses = {step: value for step, name, value in read_metrics(run / "metrics.csv") if name == "train/loss"}
     assert sorted(losses) == list(range(6))
+    main(["check", str(run)])
 
     main(["fit", "--config", str(recipe), "--trainer.max_steps", "4", "--trainer.default_root_dir", "b"])
     last = "b/checkpoints/last.ckpt"
