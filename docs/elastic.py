@@ -1,10 +1,10 @@
-"""The figure at the top of the README: one photo at three budgets, its features as colour, and what each costs.
+"""The figure at the top of the README: one photo at three budgets, features as colour, and what each costs.
 
     veca data sample --out sample --count 16 --size 512 --seed 3
     python docs/elastic.py nano sample/images/train/bowl/000000.jpg docs/elastic.png
 
-The maps share one PCA, so that a colour means the same in all of them. The photo is generated and may be shown
-anywhere; the costs are counted, not measured, so that the figure is the same on every machine.
+The maps share one PCA, so that a colour means the same in all of them. The photo is generated, so it may be
+shown anywhere; the costs are counted, not measured, so that the figure is the same on every machine.
 """
 
 import sys
