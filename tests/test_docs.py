@@ -11,6 +11,7 @@ import tomllib
 from functools import cache
 from importlib import import_module
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any, NamedTuple
 
 import pytest
@@ -24,7 +25,7 @@ import veca_data.cli
 from veca.checkpoint import SIZE_KEY
 from veca.cli import fit
 from veca.cli.args import VerbParser
-from veca.cli.main import GROUPS, RUNS, VERBS, main
+from veca.cli.main import FORMER, GROUPS, RUNS, VERBS, main
 
 ROOT = Path(__file__).parents[1]
 PAGES = {
@@ -96,7 +97,7 @@ def check_verb(words: list[str]) -> None:
         assert all(verb in veca_data.cli._VERBS for verb in named[1:]), words
     else:
         name = " ".join(named[: 2 if named and named[0] in GROUPS else 1])
-        assert name in ("", *VERBS, *GROUPS), words
+        assert name in ("", *VERBS, *GROUPS, *FORMER), words
 
 
 def parse(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,6 +253,13 @@ def test_python_blocks_run(page: str, world: Path, monkeypatch: pytest.MonkeyPat
     if "features" in names:
         assert names["features"].patches.shape == (1, 256, 24)
         assert names["features"].cores.shape == (1, 32, 24)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_every_name_of_the_api_exists() -> None:
+    names = re.findall(r"^::: (\S+)$", PAGES["docs/api.md"], flags=re.MULTILINE)
+    assert len(names) >= 10
+    assert all(resolve_name(name) is not None for name in names)
 
 
 def test_every_recipe_and_page_named_exists() -> None:
