@@ -192,8 +192,8 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     student.save_pretrained(folder / "my-model")
     veca.create_model("tiny", width=16, num_heads=1, depth=1).save_pretrained(folder / "shallow")
     state = {f"student.{name}": tensor for name, tensor in student.state_dict().items()}
-    for run in ("multires_small", "cpu_tiny"):
-        path = folder / "runs" / run / "checkpoints" / "best.ckpt"
+    for name in ("multires_small/checkpoints/best", "cpu_tiny/checkpoints/best", "quick/checkpoints/last"):
+        path = folder / "runs" / f"{name}.ckpt"
         path.parent.mkdir(parents=True)
         torch.save({"state_dict": state, SIZE_KEY: student.size.as_dict()}, path)
     (folder / "photos").mkdir()
