@@ -11,8 +11,9 @@ import yaml
 from veca import Veca, load_model
 from veca.card import TEACHER_RECORD, UNKNOWN_TEACHER, run_facts, teacher_facts
 from veca.checkpoint import SIZE_KEY, convert
-from veca.data.cached import CacheSpec
 from veca.data.index import INDEX_NAME, ShardIndex, index_to_json
+from veca.data.stored_targets import CacheSpec
+from veca.utils.recipes import load_recipe
 
 RECIPE = {
     "model": {
@@ -95,17 +96,23 @@ def test_known_teachers_have_their_licence(checkpoint: Path) -> None:
 RECIPES = Path(__file__).resolve().parents[1] / "recipes"
 
 
-def teacher_of(recipe: Path) -> dict[str, Any]:
-    entry: dict[str, Any] = yaml.safe_load(recipe.read_text())["model"]["teacher"]
-    return entry
+STORED = {
+    path.stem: targets
+    for path in sorted(RECIPES.glob("*.yaml"))
+    if (targets := yaml.safe_load(path.read_text()).get("data", {}).get("targets"))
+}
 
 
-CACHED = [path.stem for path in sorted(RECIPES.glob("*.yaml")) if "Cached" in str(teacher_of(path))]
+def use_teacher(checkpoint: Path, entry: dict[str, Any] | None, *, targets: Any = None) -> None:
+    model, data = {**RECIPE["model"], "teacher": entry}, {**RECIPE["data"], "targets": targets}
+    recipe = {**RECIPE, "model": model, "data": data}
+    (checkpoint.parents[1] / "config.yaml").write_text(yaml.safe_dump(recipe))
 
 
-def use_teacher(checkpoint: Path, entry: dict[str, Any]) -> None:
-    model = {**RECIPE["model"], "teacher": entry}
-    (checkpoint.parents[1] / "config.yaml").write_text(yaml.safe_dump({**RECIPE, "model": model}))
+def use_targets(checkpoint: Path, targets: dict[str, Any], *, former: bool) -> None:
+    """Stored targets as recipes state them, or as they did."""
+    entry = {"class_path": "veca.teachers.CachedTargets", "init_args": targets}
+    use_teacher(checkpoint, entry if former else None, targets=None if former else targets)
 
 
 def finished_cache(shards: Path, teacher: str, *, views: int, dtype: str, **options: Any) -> None:
@@ -119,16 +126,16 @@ def about_teacher(facts: dict[str, str]) -> dict[str, str]:
     return {name: fact for name, fact in facts.items() if name == "teacher" or name.startswith("license")}
 
 
-@pytest.mark.parametrize("name", CACHED)
+@pytest.mark.parametrize("former", [False, True])
+@pytest.mark.parametrize("name", STORED)
 @pytest.mark.parametrize("state", ["recorded", "of an earlier release", "gone"])
 def test_a_cached_teacher_has_the_licence_of_the_live_one(
-    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, state: str
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, state: str, former: bool
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    entry = teacher_of(RECIPES / f"{name}.yaml")
-    stated = entry["init_args"]
+    stated = STORED[name]
     if name.startswith("cached_"):
-        use_teacher(checkpoint, teacher_of(RECIPES / f"{name.removeprefix('cached_')}.yaml"))
+        use_teacher(checkpoint, load_recipe(name.removeprefix("cached_"))["model"]["teacher"])
         live = about_teacher(run_facts(checkpoint))
         assert live["license_name"] == "dinov3-license"
     else:
@@ -137,8 +144,8 @@ def test_a_cached_teacher_has_the_licence_of_the_live_one(
         record = {TEACHER_RECORD: teacher_facts(stated["teacher"])} if state == "recorded" else {}
         views, dtype = stated.get("views", 1), stated.get("dtype", "int8")
         finished_cache(Path(stated["path"]), stated["teacher"], views=views, dtype=dtype, **record)
-        entry = {**entry, "init_args": {"path": stated["path"]}}  # the cache itself has to tell
-    use_teacher(checkpoint, entry)
+        stated = {"path": stated["path"]}  # the cache itself has to tell
+    use_targets(checkpoint, stated, former=former)
     assert about_teacher(run_facts(checkpoint)) == live
 
 
@@ -146,13 +153,7 @@ def test_a_cached_teacher_has_the_licence_of_the_live_one(
 def test_a_cache_that_does_not_tell_its_teacher_is_to_be_asked_about(
     checkpoint: Path, tmp_path: Path, stated: dict[str, str]
 ) -> None:
-    use_teacher(
-        checkpoint,
-        {
-            "class_path": "veca.teachers.CachedTargets",
-            "init_args": {"path": str(tmp_path / "data"), **stated},
-        },
-    )
+    use_targets(checkpoint, {"path": str(tmp_path / "data"), **stated}, former=False)
     assert about_teacher(run_facts(checkpoint)) == UNKNOWN_TEACHER
     finished_cache(tmp_path / "data", "", views=1, dtype="int8")
     assert about_teacher(run_facts(checkpoint)) == UNKNOWN_TEACHER
@@ -160,3 +161,9 @@ def test_a_cache_that_does_not_tell_its_teacher_is_to_be_asked_about(
     card = (tmp_path / "model" / "README.md").read_text()
     assert "license: unknown" in card
     assert "| teacher | unknown: ask before you publish |" in card
+
+
+def test_targets_may_be_a_path_alone(checkpoint: Path, tmp_path: Path) -> None:
+    finished_cache(tmp_path / "data", "EfficientNetTeacher", views=1, dtype="int8")
+    use_teacher(checkpoint, None, targets=str(tmp_path / "data"))
+    assert run_facts(checkpoint)["teacher"] == "EfficientNet-Lite0 (ImageNet-1k), Apache-2.0"

@@ -103,6 +103,6 @@ def test_the_wheel_works_in_an_empty_folder(programs: Path, tmp_path: Path) -> N
     assert "usage: veca VERB" in run(programs / "veca", "--help", cwd=tmp_path)
     assert "shards" in run(programs / "veca-data", "--help", cwd=tmp_path)
     config = run(programs / "veca", "fit", "--config", "cached_pretrain_base", "--print_config", cwd=tmp_path)
-    assert "class_path: veca.teachers.CachedTargets" in config
+    assert "targets:\n    path: data/objects365" in config
     assert "default_root_dir: runs/cached_pretrain_base" in config
     assert not list(tmp_path.iterdir())

@@ -99,7 +99,8 @@ def make_model(*, augment_rope: bool = True, **changes: Any) -> Distill:
         "size": "tiny",
         "size_overrides": {"width": 32, "depth": 2, "num_heads": 2, "num_cores": 16, "core_group": 4},
     }
-    model = Distill(OfflineTeacher(), **{**options, **changes})
+    teacher = None if "stored" in changes else OfflineTeacher()
+    model = Distill(teacher, **{**options, **changes})
     model.student.augment_rope = augment_rope
     return model
 

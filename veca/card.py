@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from veca.data.cached import find_cache
+from veca.data.stored_targets import TargetsSource
 from veca.model.hub import RESULTS_FACT
 
 PROBE_FORMAT = "veca-probe"
@@ -55,7 +55,7 @@ def _recipe_facts(path: Path) -> dict[str, str]:
     try:
         recipe = yaml.safe_load(path.read_text(encoding="utf-8"))
         model, data, trainer = recipe["model"], recipe["data"], recipe["trainer"]
-        facts = _facts_of_entry(model["teacher"])
+        facts = _target_facts(model.get("teacher"), data.get("targets"))
         facts["data"] = _data(data["sources"])
         facts["budgets in training"] = _weights(model["budgets"])
         phases = data["resolutions"]["phases"]
@@ -68,24 +68,25 @@ def _recipe_facts(path: Path) -> dict[str, str]:
     return facts
 
 
-def _facts_of_entry(teacher: dict[str, Any]) -> dict[str, str]:
-    """The facts of `model.teacher` as a recipe writes it."""
+def _target_facts(teacher: Any, targets: Any) -> dict[str, str]:
+    """The facts of `model.teacher` and `data.targets` as a recipe writes them."""
+    if targets is not None:
+        return _stored_facts(TargetsSource(**({"path": targets} if isinstance(targets, str) else targets)))
     kind, options = str(teacher["class_path"]).rpartition(".")[2], teacher.get("init_args") or {}
-    if kind == "CachedTargets":
-        return _cached_facts(options)
+    if kind == "CachedTargets":  # a recipe of before `data.targets`
+        return _stored_facts(TargetsSource(**options))
     return teacher_facts(str(options.get("name_or_path") or kind))
 
 
-def _cached_facts(options: dict[str, Any]) -> dict[str, str]:
+def _stored_facts(source: TargetsSource) -> dict[str, str]:
     """The teacher that made a cache, by the cache's own record.
 
     Where the cache is gone, by the name in the recipe, which the run has compared with that record.
     """
-    wanted = {name: options.get(name) for name in ("teacher", "views", "dtype")}
     try:
-        cache = find_cache(Path(options["path"]), **wanted)
+        cache = source.open()
     except (OSError, ValueError):
-        stated = wanted["teacher"]
+        stated = source.teacher
         is_name = isinstance(stated, str) and not re.fullmatch(r"[0-9a-f]{16}", stated)  # else of its weights
         return teacher_facts(stated) if stated and is_name else dict(UNKNOWN_TEACHER)
     record = cache.index.options.get(TEACHER_RECORD)

@@ -155,7 +155,7 @@ def read_recipe(path: Path) -> PlannedRun:
         phases = schedule.get("phases", [{"start_step": 0, "probabilities": {256: 1.0}}])
         every_epochs = trainer.get("check_val_every_n_epoch", 1)
         callbacks = [entry.get("class_path", "") for entry in trainer.get("callbacks") or []]
-        teacher, gated = _teacher(model["teacher"])
+        teacher, gated = _teacher(model.get("teacher"))
         run = PlannedRun(
             size=model.get("size", "small"),
             overrides=model.get("size_overrides") or {},
@@ -192,7 +192,8 @@ def read_recipe(path: Path) -> PlannedRun:
     return run
 
 
-def _teacher(entry: dict[str, Any]) -> tuple[Size, bool]:
+def _teacher(entry: dict[str, Any] | None) -> tuple[Size, bool]:
+    entry = entry or {"class_path": "none"}  # of a run from stored targets
     kind, options = entry["class_path"].rpartition(".")[2], entry.get("init_args", {})
     known = [part for part in str(options.get("name_or_path", "")).split("-") if part in _DINOV3]
     if kind == "OfflineTeacher":

@@ -1,8 +1,8 @@
 """`veca data cache`: run a teacher once over shards, and keep what it says (paper §3.3, the targets).
 
-In: shards of images and a teacher. Out: a cache beside them (see `veca/data/cached.py`). The work is a
-Lightning predict loop, so one CPU, the GPUs of a machine and the nodes of a cluster run the same command. It
-can be stopped at any time: finished shards are kept, and the same command makes the rest.
+In: shards of images and a teacher. Out: a cache beside them (see `veca/data/stored_targets.py`). The work is
+a Lightning predict loop, so one CPU, the GPUs of a machine and the nodes of a cluster run the same command.
+It can be stopped at any time: finished shards are kept, and the same command makes the rest.
 """
 
 import logging
@@ -19,11 +19,11 @@ import yaml
 from jsonargparse import ArgumentError, ArgumentParser
 from lightning.pytorch import Trainer
 
-from veca.data.cached import CacheSpec, spec_problems
 from veca.data.download import is_url
 from veca.data.loader import WorkerOptions
 from veca.data.sources import Source, check_shards, open_sources
-from veca.teachers import CachedTargets, Teacher
+from veca.data.stored_targets import CacheSpec, spec_problems
+from veca.teachers import Teacher
 from veca.utils.lightning_compat import ignore_warnings, leave_signals_alone
 from veca.utils.memory import keep_memory
 from veca.utils.precision import (
@@ -140,7 +140,8 @@ def cache(
     entry = recipe.teacher if teacher is None else yaml.safe_load(teacher)
     if entry is None:
         raise ValueError(
-            "name the teacher: --config RECIPE takes that of a recipe, --teacher one of its own."
+            "name the teacher: --config RECIPE takes that of a recipe, which must have a model.teacher, "
+            "--teacher one of its own."
         )
     # Lightning introduces itself in several lines; its warnings stay.
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
@@ -153,7 +154,7 @@ def cache(
         return None
     return (
         f"{made}\n  made in {timedelta(seconds=round(time.monotonic() - start))}; to train from it:\n"
-        f"  --model.teacher veca.teachers.CachedTargets --model.teacher.path {made.out}"
+        f"  --model.teacher null --data.targets {made.out}"
     )
 
 
@@ -166,8 +167,6 @@ def load_teacher(entry: Any) -> NamedTeacher:
     except ArgumentError as error:
         raise ValueError(f"teacher = {entry}: {error}. Try veca.teachers.EfficientNetTeacher.") from None
     teacher: Teacher = parser.instantiate_classes(config).teacher
-    if isinstance(teacher, CachedTargets):
-        raise ValueError("the teacher is itself a cache. Name the one that made it, e.g. by --teacher.")
     name = config.teacher.init_args.get("name_or_path") or type(teacher).__name__
     return NamedTeacher(str(name), teacher)
 
@@ -178,7 +177,9 @@ def read_recipe(path: Path) -> Recipe:
     try:
         phases = recipe["data"]["resolutions"]["phases"]
         sizes = sorted({size for phase in phases for size in phase["probabilities"]})
-        return Recipe(recipe["model"]["teacher"], sizes, str(recipe["trainer"].get("precision", "32-true")))
+        return Recipe(
+            recipe["model"].get("teacher"), sizes, str(recipe["trainer"].get("precision", "32-true"))
+        )
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(
             f"recipe {path} has no model.teacher, trainer or data.resolutions.phases ({error!r})."

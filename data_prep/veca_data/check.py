@@ -18,9 +18,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from veca.data.cached import BLOCK, Cache, CacheSpec, Layout, is_cache, open_cache
 from veca.data.decode import BadImage, decode
 from veca.data.index import INDEX_NAME, SPLITS, ShardInfo, load_index, load_offsets, offsets_name
+from veca.data.stored_targets import BLOCK, Cache, CacheSpec, Layout, is_cache, npy_rows, open_cache
 from veca.data.tars import BrokenArchive, list_members, open_archive, read_member
 from veca_data.pool import advance, num_workers, run_tasks
 
@@ -288,8 +288,6 @@ def _order_problems(cache_folder: Path, shard: str, keys: Sequence[str]) -> Iter
 
 
 def _array_problems(name: str, data: bytes, layout: Layout, *, resolution: int) -> Iterator[str]:
-    from veca.data.cached_arrays import npy_rows  # only here: loads torch
-
     try:
         rows = npy_rows(np.frombuffer(data, np.uint8), layout, resolution)
     except ValueError as error:

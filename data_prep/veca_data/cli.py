@@ -45,7 +45,7 @@ more examples:
 _CACHE_HELP = """\
 Run a teacher once over shards, and keep its targets beside them, in SHARDS/targets-FINGERPRINT.
 
-Training then reads them instead of running the teacher (--model.teacher veca.teachers.CachedTargets). Targets
+Training then reads them instead of running the teacher (--model.teacher null --data.targets SHARDS). Targets
 belong to views: each training image is seen in --views random crops, flips and operations per resolution,
 recorded and replayed exactly; val and test images in their centre. More views augment better and take more
 room: `veca data estimate` tells how much.

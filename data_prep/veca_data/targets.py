@@ -27,13 +27,13 @@ from tqdm import tqdm
 
 from veca.card import TEACHER_RECORD, teacher_facts
 from veca.data.augment import View, centre_view, draw_view, render, sample_generator
-from veca.data.cached import BLOCK, PROJECTION_NAME, CacheSpec, view_name
-from veca.data.cached_arrays import npy_files, pack_rows
 from veca.data.decode import BadImage, image_size
 from veca.data.index import INDEX_NAME, ShardIndex, ShardInfo, index_to_json
 from veca.data.loader import WorkerOptions
 from veca.data.reader import BadSample, ShardReader, parse_header
 from veca.data.sources import Source
+from veca.data.stored_targets import BLOCK, PROJECTION_NAME, CacheSpec, npy_files, view_name
+from veca.data.stored_views import pack_rows
 from veca.teachers import Teacher
 from veca.utils.files import atomic_path, write_text_atomic
 from veca.utils.progress import progress_bar

@@ -94,6 +94,7 @@ def test_every_recipe_runs_at_toy_size(recipe: Path, tiny_shards: Path) -> None:
         "--model.init_from": "null",
         "--model.global_batch_size": "1",
         "--data.sources": str(tiny_shards),
+        "--data.targets": "null",
         "--data.num_workers": "0",
         "--data.resolutions.batch_size": str(dict.fromkeys(resolutions, 1)),
         "--data.resolutions.teacher_micro_batch": "1",

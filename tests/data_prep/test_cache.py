@@ -15,7 +15,7 @@ import webdataset
 
 from tests.data.caches import ON_CPU, RESOLUTIONS, write_cache
 from tests.data.shards import tiny_jpeg, write_dataset
-from veca.data.cached import open_cache
+from veca.data.stored_targets import open_cache
 from veca.teachers import OfflineTeacher
 from veca_data.cache import NamedTeacher, cache, load_teacher, make_cache, read_recipe
 from veca_data.cli import main
@@ -144,7 +144,9 @@ def test_auto_records_what_it_came_to_and_names_the_same_teacher(
         "workers": 0,
     }
     for precision in ("32-true", "auto"):
-        cache(shards, precision=precision, accelerator="cpu", devices="1", **options)
+        told = cache(shards, precision=precision, accelerator="cpu", devices="1", **options)
+        assert told is not None
+        assert "--model.teacher null --data.targets" in told
     specs = [open_cache(folder).spec for folder in shards.glob("targets-*")]
     assert {spec.precision for spec in specs} == {"32-true", expected}  # without bf16, one cache
     assert len(specs) == 1 + multiplies
@@ -164,6 +166,8 @@ def test_a_recipe_gives_teacher_resolutions_and_precision(tmp_path: Path) -> Non
     ("arguments", "words"),
     [
         ([], "name the teacher: --config RECIPE"),
+        (["--config", "cached_pretrain_base"], "must have a model.teacher"),
+        (["--config", "demo"], "must have a model.teacher"),
         (["--teacher", "veca.teachers.NoTeacher"], "Try veca.teachers.EfficientNetTeacher"),
         (["--teacher", OFFLINE, "--resolutions", "250"], "multiple of 16; got 250. Try 256"),
         (["--teacher", OFFLINE, "--views", "0"], "views must be at least 1"),
@@ -184,7 +188,7 @@ def test_mistakes_are_one_line(
 
 def test_a_cache_is_no_teacher_for_another(shards: Path) -> None:
     folder = write_cache(shards)
-    with pytest.raises(ValueError, match="itself a cache"):
+    with pytest.raises(ValueError, match="is no teacher: stored targets"):
         load_teacher({"class_path": "veca.teachers.CachedTargets", "init_args": {"path": str(folder)}})
     with pytest.raises(ValueError, match="is remote"):
         write_cache("https://host/shards")  # type: ignore[arg-type]

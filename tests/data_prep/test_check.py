@@ -13,8 +13,8 @@ import pytest
 
 from tests.data.caches import write_cache
 from tests.data.shards import tiny_jpeg, write_dataset
-from veca.data.cached import DTYPES
 from veca.data.index import load_index, offsets_name
+from veca.data.stored_targets import DTYPES
 from veca.teachers import OfflineTeacher
 from veca_data.check import check
 from veca_data.pack import make_shards

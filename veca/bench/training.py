@@ -22,11 +22,11 @@ from veca.bench.data import photo_shards, sample_reader
 from veca.bench.harness import Case, Goal, Ratio, Steps, benchmark, one_thread
 from veca.data.augment import View
 from veca.data.batches import FreshViews, ViewSource
-from veca.data.cached import open_cache
-from veca.data.cached_views import CachedViews
 from veca.data.datamodule import ShardDataModule
 from veca.data.reader import Sample
 from veca.data.resolutions import PATCH_SIZE, Phase, ResolutionSchedule
+from veca.data.stored_targets import open_cache
+from veca.data.stored_views import StoredViews
 from veca.data.views import normalise
 from veca.flops import (
     mean_over_budgets,
@@ -41,7 +41,7 @@ from veca.model.sizes import resolve_size
 from veca.optim.settings import Optimization
 from veca.probes.heads import RATES, fit_linear
 from veca.probes.linear import EPOCHS
-from veca.teachers import CachedTargets, OfflineTeacher, Teacher
+from veca.teachers import OfflineTeacher, Teacher
 from veca.teachers.dinov3 import is_gated
 from veca.train.budgets import STRATEGY_NAME
 from veca.train.distill import Distill
@@ -118,13 +118,15 @@ def fit_bare(model: Distill, batches: list[Batch], *, num_steps: int) -> Seconds
     steps = UNTIMED + num_steps
     optimizer, scheduler = model.optimization.make(model.student, max_steps=steps, steps_per_epoch=steps)
     budgets = [model.schedule.budget(step) for step in range(steps)]
+    teacher = model.teacher
+    assert teacher is not None
     model.train()
     start = Seconds.now()
     for step, budget in enumerate(budgets):
         if step == UNTIMED:
             start = Seconds.now()
         batch = batches[step % len(batches)]
-        targets = model.teacher(batch.images)
+        targets = teacher(batch.images)
         features = model.student(normalise(batch.images), budget=budget)
         loss = distillation_loss(features, targets, **model.loss_weights).loss
         optimizer.zero_grad()
@@ -210,6 +212,7 @@ class MemoryData(LightningDataModule):
         super().__init__()
         self.resolutions = ResolutionSchedule([Phase(0, {RESOLUTION: 1.0})], batch_size=BATCH_SIZE)
         self.resolution_of_step = self.resolutions.resolution
+        self.stored = None
         self._train = MemoryBatches(batches, length=length)
 
     def train_dataloader(self) -> MemoryBatches:
@@ -228,7 +231,9 @@ def make_model(teacher: Teacher | None = None, **options: Any) -> Distill:
     defaults: dict[str, Any] = {"size": "tiny", "budgets": BUDGETS, "optimization": optimization}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        return Distill(teacher or OfflineTeacher(), **{**defaults, **options})
+        if options.get("stored") is None:
+            teacher = teacher or OfflineTeacher()
+        return Distill(teacher, **{**defaults, **options})
 
 
 def make_batches(*, num: int) -> list[Batch]:
@@ -309,23 +314,22 @@ def cache(*, size: str = "small", num_images: int = 64, num_steps: int = 1, repe
     with one_thread(), quiet_lightning(), photo_shards(num_images) as folder:
         teacher = OfflineTeacher(size)
         caches = {dtype: _make_cache(folder, teacher, dtype) for dtype in CACHES}
-        teachers: dict[str, Teacher] = {
-            "live": teacher,
-            "memory": teacher,
-            **{dtype: CachedTargets(path) for dtype, path in caches.items()},
-        }
         schedule = ResolutionSchedule([Phase(0, {CACHE_RESOLUTION: 1.0})], batch_size=CACHE_BATCH_SIZE)
         options: dict[str, Any] = {"sources": folder, "resolutions": schedule, "num_workers": 0}
-        data = {name: ShardDataModule(**options) for name in teachers}
-        data["memory"] = MemoryTargets(teacher.width, **options)
+        data = {
+            "live": ShardDataModule(**options),
+            "memory": MemoryTargets(teacher.width, **options),
+            **{dtype: ShardDataModule(targets=path, **options) for dtype, path in caches.items()},
+        }
 
         def fit(name: str) -> dict[str, float]:
             # The first step makes the optimizer's state.
-            model = make_model(teachers[name], size=size)
+            stored = data[name].stored
+            model = make_model(None if stored else teacher, stored=stored, size=size)
             return {name: _fit(model, data[name], first=1, steps=1 + num_steps, max_epochs=1).wall}
 
         yield Case(
-            candidates={name: partial(fit, name) for name in teachers},
+            candidates={name: partial(fit, name) for name in data},
             ratios={
                 "cached_speedup": Ratio("live", "fp16", Goal(1.4)),
                 "cached_speedup_int8": Ratio("live", "int8"),
@@ -333,7 +337,7 @@ def cache(*, size: str = "small", num_images: int = 64, num_steps: int = 1, repe
                 "reading_share_int8": Ratio("int8", "memory"),
             },
             unit="{}_images_per_s",
-            amounts=dict.fromkeys(teachers, CACHE_BATCH_SIZE * num_steps),
+            amounts=dict.fromkeys(data, CACHE_BATCH_SIZE * num_steps),
             repeats=repeats,
             warmup=0,
             own_clock=True,
@@ -403,7 +407,7 @@ def _make_cache(folder: str, teacher: Teacher, dtype: str) -> str:
 
 
 def _read_targets(path: str, samples: list[Sample]) -> None:
-    views = CachedViews(open_cache(Path(path)), "train", seed=0, max_open=16)
+    views = StoredViews(open_cache(Path(path)), "train", seed=0, max_open=16)
     for tar in Path(path).glob("*.tar"):  # ask the kernel to forget them, so that they are read from the disk
         descriptor = os.open(tar, os.O_RDONLY)
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)

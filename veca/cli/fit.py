@@ -7,6 +7,7 @@ can be known to fail before the teacher is loaded.
 
 import inspect
 import sys
+import warnings
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -26,7 +27,7 @@ from veca.optim.settings import Optimization
 from veca.train.checkpointing import LastCheckpoint, RunCheckpoint, SafeCheckpointIO, last_path, newest_intact
 from veca.train.distill import Distill
 from veca.train.environment import RecordEnvironment
-from veca.train.joining import batches_per_step
+from veca.train.joining import batches_per_step, origin_problems
 from veca.train.preemption import StopWhenAsked
 from veca.train.recipe import find_problems, recipe_problems, trainer_problems
 from veca.train.run_dir import (
@@ -78,6 +79,7 @@ class VecaCLI(LightningCLI):
         super().__init__(*args, **kwargs)
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        parser.link_arguments("data.stored", "model.stored", apply_on="instantiate")
         parser.add_argument(
             "--wandb_project", type=str | None, default=None, help="Also log to Weights & Biases, here."
         )
@@ -101,6 +103,7 @@ class VecaCLI(LightningCLI):
             config, problems = find_problems(parser.parse_args, spelled, known_keys=known)
             problems = missing + problems
         if config is not None:
+            _move_stored_targets(config[config.subcommand])
             problems += self._value_problems(config[config.subcommand])
         if problems:
             raise ValueError("the recipe cannot be used:\n" + "\n".join(f"- {line}" for line in problems))
@@ -114,6 +117,7 @@ class VecaCLI(LightningCLI):
         model, trainer = config.model, config.trainer
         values = {key: model[key] for key in CHECKED if key != "optimization"}
         problems = recipe_problems(optimization=Optimization(**model.optimization.as_dict()), **values)
+        problems += origin_problems(model.teacher, config.data.targets)
         problems += trainer_problems(
             trainer, checkpoint_every=config.checkpoint_every, seed_everything=config.seed_everything
         )
@@ -202,10 +206,26 @@ class VecaCLI(LightningCLI):
         pass
 
 
+def _move_stored_targets(config: Namespace) -> None:
+    """Read `model.teacher: CachedTargets`, as older recipes have it, as `data.targets`."""
+    kind, path = config.get("model.teacher.class_path"), "model.teacher.init_args"
+    if not kind or not kind.endswith(".CachedTargets") or config.get("data.targets") is not None:
+        return
+    config.data.targets, config.model.teacher = config[path], None
+    if is_main_process():
+        warnings.warn(
+            "model.teacher: CachedTargets is now data.targets, with the same path, teacher, views and dtype. "
+            "Write it so in the recipe, without model.teacher.",
+            FutureWarning,
+            stacklevel=2,
+        )
+
+
 def _data_problems(
     data: ShardDataModule, *, world_size: int, accumulate: int, global_batch_size: int | None
 ) -> list[str]:
     """Whether the data is there, and enough of it for every rank to make an optimizer step."""
+    _ = data.stored  # raises unless the stored targets are there too
     samples = sum(source.weight * source.index.num_samples("train") for source in open_sources(data.sources))
     batch_size = max(data.resolutions.batch_sizes.values())
     if global_batch_size is not None:

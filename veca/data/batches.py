@@ -4,7 +4,7 @@ A `Request` names the samples and the resolution of one batch of one rank; the d
 crops them. It holds no order, rank or epoch of its own, so any worker can build any batch, of any
 resolution, and the number of workers changes nothing but speed.
 
-`ViewSource` is the seam between views: fresh crops here, stored ones with their targets in `cached_views.py`.
+`ViewSource` is the seam between views: fresh crops here, stored ones with their targets in `stored_views.py`.
 """
 
 from bisect import bisect_left

@@ -17,6 +17,7 @@ seen.
 
 import os
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any, Literal
 
 from lightning.pytorch import LightningDataModule
@@ -24,8 +25,6 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
 
 from veca.data.batches import BatchDataset, CentreViews, FreshViews, ViewSource
-from veca.data.cached import Cache
-from veca.data.cached_views import CachedViews, check_replay
 from veca.data.loader import EvalLoader, Progress, SkipTally, TrainLoader, WorkerOptions
 from veca.data.order import EpochOrder
 from veca.data.reader import ShardReader
@@ -33,6 +32,8 @@ from veca.data.remote import ShardCache
 from veca.data.resolutions import ResolutionSchedule
 from veca.data.settings import check_cache, check_settings
 from veca.data.sources import Shard, Source, check_shards, fingerprint, open_sources
+from veca.data.stored_targets import Cache, TargetsSource
+from veca.data.stored_views import StoredViews, check_replay
 from veca.data.stream import ALONE, Position, Ranks, TrainStream, eval_requests
 
 ONE_RESOLUTION = ResolutionSchedule()
@@ -46,6 +47,9 @@ class ShardDataModule(LightningDataModule):
     Args:
         sources: The folder of the shards or its http(s) URL; or several with weights, where the weight is
             how many passes over the source an epoch takes (`{/data/a: 1, https://host/b: 0.5}`).
+        targets: Targets of these shards, stored by `veca data cache`, to train from without a teacher: the
+            folder of the shards or of the cache; or with `teacher`, `views` or `dtype` beside its `path`,
+            which choose among several. Null leaves the targets to a teacher.
         resolutions: Which resolution a step trains at, and the batch size per rank.
         seed: Seed of the order and of the views.
         window_shards: Shards that are mixed with each other. More mix better and keep more of them open.
@@ -63,6 +67,7 @@ class ShardDataModule(LightningDataModule):
         self,
         *,
         sources: str | dict[str, float],
+        targets: str | TargetsSource | None = None,
         resolutions: ResolutionSchedule = ONE_RESOLUTION,
         seed: int = 42,
         window_shards: int = 8,
@@ -75,6 +80,7 @@ class ShardDataModule(LightningDataModule):
     ) -> None:
         super().__init__()
         self.sources = sources
+        self.targets = targets
         self.resolutions = resolutions
         self.seed = seed
         self.window_shards = window_shards
@@ -88,31 +94,28 @@ class ShardDataModule(LightningDataModule):
         #: What the training loader asks for a step's resolution; replace it to decide elsewhere.
         self.resolution_of_step: Callable[[int], int] = resolutions.resolution
         self._opened: list[Source] = []
-        self._stored: Cache | None = None
         self._position = Position()
         self._train_loader: TrainLoader | None = None
         self._tallies: dict[str, SkipTally] = {}
 
+    @cached_property
+    def stored(self) -> Cache | None:
+        """The cache that `targets` names; None where a teacher gives the targets."""
+        targets = TargetsSource(self.targets) if isinstance(self.targets, str) else self.targets
+        return targets.open() if targets is not None else None
+
     def setup(self, stage: str) -> None:
         if not self._opened:
             self._opened = open_sources(self.sources)
-        shards = [shard for split in self._splits(stage) for shard in self._shards(split)]
+        images = {split: self._shards(split) for split in self._splits(stage)}
+        shards = [shard for split in images.values() for shard in split]
         check_cache(shards, cache_bytes=self.cache_bytes, window_shards=self.window_shards)
         check_shards(shards)
+        if self.stored is not None:
+            check_replay(self.stored, images, resolutions=self.resolutions.resolutions)
         progress = self._progress()
         if stage == "fit" and progress is not None and progress.batches == 0:
             self._begin_at(Position())  # a Trainer that has not trained yet
-
-    def replay(self, cache: Cache, stage: str) -> None:
-        """Take views and targets from a cache from now on; to be called after `setup(stage)`.
-
-        A cache of other images, or without the resolutions of the run, is refused.
-        """
-        if len(self._opened) > 1:
-            raise ValueError(f"sources = {self.sources}: cached targets serve one source; train from one.")
-        images = {split: self._shards(split) for split in self._splits(stage)}
-        check_replay(cache, images, resolutions=self.resolutions.resolutions)
-        self._stored = cache
 
     def train_dataloader(self) -> TrainLoader:
         trainer = self.trainer
@@ -182,11 +185,11 @@ class ShardDataModule(LightningDataModule):
 
     def train_views(self) -> ViewSource:
         """Which view of a training sample is used."""
-        return FreshViews(self.seed) if self._stored is None else self._stored_views(self._stored, "train")
+        return self._stored_views("train") or FreshViews(self.seed)
 
     def eval_views(self, split: str) -> ViewSource:
         """The centre; a cache has it with its targets."""
-        return CentreViews() if self._stored is None else self._stored_views(self._stored, split)
+        return self._stored_views(split) or CentreViews()
 
     def metrics(self) -> dict[str, float]:
         """Skipped samples of this rank so far, in all and by reason, to be logged."""
@@ -240,8 +243,8 @@ class ShardDataModule(LightningDataModule):
             "window_shards": self.window_shards,
             "fingerprint": fingerprint(self._opened, "train"),
         }
-        if self._stored is not None:
-            spec = self._stored.spec
+        if self.stored is not None:
+            spec = self.stored.spec
             # Not its resolutions: a cache that has more of them holds the same targets.
             for part in ("teacher", "weights", "views", "dtype", "seed", "precision"):
                 found[f"targets.{part}"] = getattr(spec, part)
@@ -271,8 +274,10 @@ class ShardDataModule(LightningDataModule):
         reader = ShardReader(self._shards(split), cache=cache, max_open=2 * self.window_shards)
         return BatchDataset(reader, views, replace_bad=replace_bad)
 
-    def _stored_views(self, cache: Cache, split: str) -> CachedViews:
-        return CachedViews(cache, split, seed=self.seed, max_open=2 * self.window_shards)
+    def _stored_views(self, split: str) -> StoredViews | None:
+        if self.stored is None:
+            return None
+        return StoredViews(self.stored, split, seed=self.seed, max_open=2 * self.window_shards)
 
     def _workers(self) -> WorkerOptions:
         num_workers = self.num_workers

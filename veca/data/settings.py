@@ -6,12 +6,14 @@ from typing import Protocol
 from veca.data.download import is_url
 from veca.data.resolutions import ResolutionSchedule
 from veca.data.sources import Shard
+from veca.data.stored_targets import TargetsSource
 
 
 class Settings(Protocol):
     """The settings of `ShardDataModule` that have rules."""
 
     sources: str | dict[str, float]
+    targets: str | TargetsSource | None
     resolutions: ResolutionSchedule
     seed: int
     window_shards: int
@@ -22,7 +24,8 @@ class Settings(Protocol):
 
 
 def check_settings(settings: Settings) -> None:
-    problems = [*_source_problems(settings), *_number_problems(settings), *_val_problems(settings)]
+    rules = (_source_problems, _targets_problems, _number_problems, _val_problems)
+    problems = [problem for rule in rules for problem in rule(settings)]
     if problems:
         raise ValueError("the data settings cannot be used:\n  " + "\n  ".join(problems))
 
@@ -51,6 +54,19 @@ def _source_problems(settings: Settings) -> Iterator[str]:
                 yield f"cache_dir = null: must be a folder on a local disk, as {source} is remote"
         except ValueError as error:
             yield str(error)
+
+
+def _targets_problems(settings: Settings) -> Iterator[str]:
+    if settings.targets is None:
+        return
+    path = settings.targets if isinstance(settings.targets, str) else settings.targets.path
+    if "://" in path:
+        yield (
+            f"targets = {path}: stored targets are read from a disk. Copy the folder, and give its path; the "
+            "images may stay where they are"
+        )
+    if isinstance(settings.sources, dict) and len(settings.sources) > 1:
+        yield f"sources = {settings.sources}: stored targets serve one source; train from one"
 
 
 def _number_problems(settings: Settings) -> Iterator[str]:

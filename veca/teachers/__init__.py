@@ -5,10 +5,10 @@
 | `TransformersTeacher` | DINOv3, DINOv2, ViT, CLIP, SigLIP, … by Hub id or folder | the weights |
 | `EfficientNetTeacher` | a pretrained ImageNet CNN | two small packages, no Hub |
 | `OfflineTeacher` | the DINOv3 architecture with seeded random weights | nothing |
-| `CachedTargets` | what a teacher said of stored views, read from disk | a cache (`veca data cache`) |
 
 Every teacher normalises by itself, answers on the student's patch-16 grid, stays in eval mode and takes
-no gradient. A checkpoint never holds one.
+no gradient. A checkpoint never holds one. Where targets are stored (`data.targets`) there is none;
+`CachedTargets` is how older recipes say so.
 """
 
 from veca.teachers.base import MicroBatch, Teacher

@@ -1,29 +1,17 @@
-"""A teacher that is not there: its targets were computed once and are read with the data.
+"""The former way to write `data.targets` in a recipe, which `veca fit` still reads."""
 
-No network is loaded. Batches come with the targets of their views (see `veca/data/cached_views.py`); this
-class carries what a student needs beside them: the width, and the patch projection to start from.
-"""
-
-from pathlib import Path
 from typing import Any, Literal
 
-from safetensors.torch import load_file
-from torch import Tensor, nn
+from torch import Tensor
 
-from veca.data.cached import find_cache
-from veca.data.download import is_url
-from veca.teachers.base import IMAGENET, Encoding, Teacher
-from veca.types import Targets
+from veca.teachers.base import Encoding, Teacher
 
 
 class CachedTargets(Teacher):
-    """The targets of a cache, made by `veca data cache`.
-
-    What is given beside the path must be true of the cache, and chooses among several; what is left out may
-    be anything.
+    """No teacher: `veca fit` takes its arguments as those of `data.targets`.
 
     Args:
-        path: The folder of the shards, whose cache is then found beside them, or the cache's own folder.
+        path: The folder of the shards or of the cache.
         teacher: Name or fingerprint of the teacher.
         views: Stored views per training image.
         dtype: How targets are stored.
@@ -37,37 +25,16 @@ class CachedTargets(Teacher):
         views: int | None = None,
         dtype: Literal["fp16", "bf16", "int8"] | None = None,
     ) -> None:
-        if is_url(path):
-            raise ValueError(
-                f"path = {path}: cached targets are read from a disk. Copy the folder, and give its path "
-                "here; the images may stay where they are."
-            )
-        cache = find_cache(Path(path), teacher=teacher, views=views, dtype=dtype)
-        super().__init__(nn.Identity(), width=cache.spec.width, normalisation=IMAGENET, compile_teacher=False)
-        self.cache = cache
-
-    def forward(self, images: Tensor) -> Targets:
-        raise RuntimeError(
-            "cached targets exist for stored views only, and come with the batch. This batch has none: was "
-            "it made by a ShardDataModule?"
+        raise ValueError(
+            f"CachedTargets({path}) is no teacher: stored targets come with the data. Train from them by "
+            "data.targets; elsewhere name the teacher that made them."
         )
 
-    def fingerprint(self) -> str:
-        """That of the teacher which made the cache."""
-        return self.cache.spec.weights
-
-    def patch_projection(self) -> tuple[Tensor, Tensor] | None:
-        path = self.cache.projection_path
-        if path is None:
-            return None
-        tensors = load_file(path)
-        return tensors["weight"], tensors["bias"]
-
     def input_size(self, height: int, width: int) -> tuple[int, int]:
-        return height, width
+        raise NotImplementedError
 
     def encode(self, pixels: Tensor) -> Encoding:
-        raise NotImplementedError("there is no network here")
+        raise NotImplementedError
 
     def _identity(self) -> dict[str, Any]:
-        return {"targets": self.cache.spec.fingerprint}
+        raise NotImplementedError

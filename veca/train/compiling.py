@@ -15,6 +15,7 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities import rank_zero_info
 
 from veca.model import Veca
+from veca.teachers import Teacher
 from veca.utils.precision import BF16, WORTH_COMPILING, cpu_multiplies_bf16, has_cpp_compiler
 
 if TYPE_CHECKING:
@@ -42,8 +43,9 @@ class CompileModels(Callback):
         worth = images >= WORTH_COMPILING and has_cpp_compiler()
         if module.compile_student or (worth and module.compile_student is None):
             compile_static(trainer, module)
-        if worth and module.teacher.compile_teacher is None:
-            compile_teacher(trainer, module)
+        teacher = module.teacher
+        if worth and teacher is not None and teacher.compile_teacher is None:
+            compile_teacher(trainer, teacher)
 
 
 def trains_in_bf16_on_cpu(trainer: Trainer) -> bool:
@@ -75,13 +77,13 @@ def compile_static(trainer: Trainer, module: "Distill") -> None:
     rank_zero_info(f"compiled the student in {time.monotonic() - start:.0f} s")
 
 
-def compile_teacher(trainer: Trainer, module: "Distill") -> None:
+def compile_teacher(trainer: Trainer, teacher: Teacher) -> None:
     """One graph of the teacher per resolution, made now."""
     sizes = trainer.datamodule.resolutions.batch_sizes  # type: ignore[attr-defined]
     start = time.monotonic()
     rank_zero_info(f"compiling the teacher at {len(sizes)} resolutions, before the first step …")
-    module.teacher.compile_fixed()
+    teacher.compile_fixed()
     with trainer.precision_plugin.train_step_context():
         for resolution, count in sizes.items():
-            module.teacher(torch.zeros(count, 3, resolution, resolution, dtype=torch.uint8))
+            teacher(torch.zeros(count, 3, resolution, resolution, dtype=torch.uint8))
     rank_zero_info(f"compiled the teacher in {time.monotonic() - start:.0f} s")

@@ -21,7 +21,8 @@ from torch import Tensor, nn
 
 from veca.backbones.control import TransformersStudent, load_control
 from veca.checkpoint import CONTROL_KEY, SIZE_KEY, load_model
-from veca.data.cached_arrays import open_targets
+from veca.data.stored_targets import Cache
+from veca.data.stored_views import open_targets
 from veca.data.views import normalise
 from veca.model import Veca, create_model
 from veca.optim.settings import Optimization
@@ -29,7 +30,7 @@ from veca.teachers import Teacher
 from veca.train.budgets import BudgetSchedule, StepPlan
 from veca.train.callbacks import NanGuard, StepLog
 from veca.train.compiling import CompileModels, trains_in_bf16_on_cpu
-from veca.train.joining import join
+from veca.train.joining import join, origin_problems
 from veca.train.losses import distillation_loss
 from veca.train.recipe import recipe_problems
 from veca.train.validation import LossGrid
@@ -42,7 +43,8 @@ class Distill(LightningModule):
     """Distil a frozen teacher into an elastic student.
 
     Args:
-        teacher: The frozen model that gives the targets.
+        teacher: The frozen model that gives the targets; null where the data have them (`data.targets`).
+        stored: Those targets: `ShardDataModule.stored`.
         size: Size of the student: tiny, small, small_plus, base or large.
         size_overrides: Fields of the size to replace, e.g. `{depth: 4}`.
         attention: `cores` for Veca, `full` for the full-attention control of the same width, depth and heads.
@@ -62,8 +64,9 @@ class Distill(LightningModule):
 
     def __init__(
         self,
-        teacher: Teacher,
+        teacher: Teacher | None = None,
         *,
+        stored: Cache | None = None,
         optimization: Optimization,
         budgets: dict[int, float],
         size: str = "small",
@@ -93,6 +96,7 @@ class Distill(LightningModule):
             seed=seed,
             optimization=optimization,
         )
+        problems += origin_problems(teacher, stored)
         if problems:
             raise ValueError("the recipe cannot be used:\n" + "\n".join(f"- {line}" for line in problems))
         self.optimization = optimization
@@ -100,7 +104,11 @@ class Distill(LightningModule):
         self.loss_weights = {"dense_weight": dense_weight, "mse_weight": mse_weight}
         self.global_batch_size = global_batch_size
         self.seed = seed
-        self.student = _make_student(size, size_overrides or {}, attention, teacher)
+        self.stored = stored
+        origin = stored if teacher is None else teacher
+        assert origin is not None
+        self.target_width = origin.width
+        self.student = _make_student(size, size_overrides or {}, attention, origin)
         self.val_budgets = tuple(val_budgets or (max(self.student.budgets),))
         if init_from is not None:
             _load_weights(self.student, init_from)
@@ -113,7 +121,7 @@ class Distill(LightningModule):
         self._guard, self._steps, self._grid = NanGuard(), StepLog(), LossGrid()
 
     @property
-    def teacher(self) -> Teacher:
+    def teacher(self) -> Teacher | None:
         return self._unregistered["teacher"]
 
     def setup(self, stage: str) -> None:
@@ -172,7 +180,12 @@ class Distill(LightningModule):
         return features
 
     def on_fit_start(self) -> None:
-        self.teacher.to(self.device)
+        self.move_teacher()
+
+    def move_teacher(self) -> None:
+        """The teacher is no submodule, so Lightning does not move it."""
+        if self.teacher is not None:
+            self.teacher.to(self.device)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         if isinstance(self.student, Veca):
@@ -185,6 +198,7 @@ class Distill(LightningModule):
         """What the teacher says of these images, now or when the batch was stored."""
         if batch.targets is not None:
             return open_targets(batch.targets)
+        assert self.teacher is not None
         targets: Targets = self.teacher(batch.images)
         return targets
 
@@ -196,18 +210,18 @@ def seed_draws(seed: int, step: int, batch_idx: int, rank: int) -> None:
 
 
 def _make_student(
-    size: str, overrides: Mapping[str, Any], attention: str, teacher: Teacher
+    size: str, overrides: Mapping[str, Any], attention: str, origin: Teacher | Cache
 ) -> "Veca | TransformersStudent":
-    """The student, with an output projection only when the teacher's width is another."""
+    """The student, with an output projection only when the width of the targets is another."""
     if attention == "full":
         student: Veca | TransformersStudent = TransformersStudent(size, **overrides)
-        if student.size.width != teacher.width:
-            student = TransformersStudent(size, out_width=teacher.width, **overrides)
+        if student.size.width != origin.width:
+            student = TransformersStudent(size, out_width=origin.width, **overrides)
     else:
         student = create_model(size, **overrides)
-        if student.size.width != teacher.width:
-            student = create_model(size, **{**overrides, "out_width": teacher.width})
-    projection = teacher.patch_projection()
+        if student.size.width != origin.width:
+            student = create_model(size, **{**overrides, "out_width": origin.width})
+    projection = origin.patch_projection()
     if projection is not None:
         student.load_patch_embedding(*projection)
     return student

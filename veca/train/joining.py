@@ -5,12 +5,11 @@ that fits again, or another model, is joined again: nothing is counted twice.
 """
 
 import logging
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from lightning.pytorch import Trainer
 
 from veca.data.datamodule import ShardDataModule
-from veca.teachers import CachedTargets
 from veca.train.budgets import StepPlan, share_by
 
 if TYPE_CHECKING:
@@ -35,9 +34,13 @@ def join(model: "Distill", trainer: Trainer, stage: str) -> StepPlan | None:
     """Give data, teacher and trainer what they need of each other; the plan of steps when it is to fit."""
     share = share_by(trainer.strategy)
     data: ShardDataModule = trainer.datamodule  # type: ignore[attr-defined]
-    if isinstance(model.teacher, CachedTargets):
-        data.replay(model.teacher.cache, stage)
-    elif model.teacher.micro_batch is None:
+    if model.stored != data.stored:
+        names = [None if cache is None else str(cache.folder) for cache in (model.stored, data.stored)]
+        raise ValueError(
+            f"the model was made for the stored targets {names[0]}, its data read {names[1]}. Give both the "
+            "same: data = ShardDataModule(targets=…), Distill(stored=data.stored)."
+        )
+    if model.teacher is not None and model.teacher.micro_batch is None:
         model.teacher.micro_batch = data.resolutions.teacher_micro_batches
     if stage != "fit":
         return None
@@ -46,6 +49,21 @@ def join(model: "Distill", trainer: Trainer, stage: str) -> StepPlan | None:
     plan = StepPlan(budget=model.schedule.budget, resolution=data.resolutions.resolution, share=share)
     data.resolution_of_step = plan.resolution
     return plan
+
+
+def origin_problems(teacher: Any, targets: Any) -> list[str]:
+    """Whether targets come from one place: `model.teacher`, or `data.targets`."""
+    if teacher is None and targets is None:
+        return [
+            "model.teacher = data.targets = null: a student needs targets. Name a teacher, as by "
+            "--model.teacher veca.teachers.EfficientNetTeacher, or stored targets by --data.targets SHARDS."
+        ]
+    if teacher is not None and targets is not None:
+        return [
+            "model.teacher and data.targets are both given: targets come from one of them. Leave one out, as "
+            "by --model.teacher null."
+        ]
+    return []
 
 
 def batches_per_step(global_batch_size: int, *, per_pass: int) -> int:

@@ -24,6 +24,7 @@ MAX_PROBLEMS = 50
 MAX_SEED = 2**32 - 1
 _KEY = re.compile(r"""(?:Parser key|[Kk]ey|option) ["'](?P<key>[\w.]+)["']""")
 _NOT_ACCEPTED = re.compile("not accept|not expected|unrecognized", re.IGNORECASE)
+_PART = re.compile(r"Option '(?P<part>\w+)' is not accepted")
 _VALUE = re.compile(r"(?:Got|Given) value: (?P<value>.*)")
 _EXPECTED = re.compile(r"Expected an? (?P<kind>.+?)(?:\. Got value|$)", re.MULTILINE)
 _KINDS = {
@@ -164,6 +165,8 @@ def student_budgets(size: str, overrides: dict[str, Any], attention: str) -> tup
 def _sentence(message: str, key: str, known_keys: Sequence[str]) -> str:
     """What the parser says of a key in many lines: key, value and rule in one."""
     if _NOT_ACCEPTED.search(message):
+        if key in known_keys and (part := _PART.search(message)):
+            return f"{key}: has no {part['part']}. Leave it out."
         near = get_close_matches(key, known_keys, n=1)
         return f"{key}: there is no such key. " + (f"Did you mean {near[0]}?" if near else "Leave it out.")
     if "File does not exist" in message:

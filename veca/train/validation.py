@@ -42,13 +42,13 @@ class LossGrid(Callback):
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Fresh metrics for every resolution of the data."""
         model: Distill = pl_module  # type: ignore[assignment]
-        model.teacher.to(model.device)
+        model.move_teacher()
         self.budgets = model.val_budgets if trainer.state.fn == TrainerFn.FITTING else model.student.budgets
         self._means, self._baselines = {}, {}
         for resolution in trainer.datamodule.resolutions.resolutions:  # type: ignore[attr-defined]
             num_patches = (resolution // PATCH_SIZE) ** 2
             baseline = ConstantBaseline(
-                width=model.teacher.width, num_patches=num_patches, **model.loss_weights
+                width=model.target_width, num_patches=num_patches, **model.loss_weights
             )
             self._means[resolution] = GridMean(self.budgets).to(model.device)
             self._baselines[resolution] = baseline.to(model.device)

@@ -13,8 +13,8 @@ import pytest
 
 from tests.data.caches import write_cache
 from tests.data.conftest import MakeShards
-from veca.data.cached import DTYPES, CacheSpec, Layout, find_cache, open_cache
 from veca.data.index import load_index, load_offsets, offsets_name
+from veca.data.stored_targets import DTYPES, CacheSpec, Layout, find_cache, open_cache
 
 SPEC = CacheSpec(
     teacher="a",

@@ -1,4 +1,4 @@
-"""Cached targets: what a cache holds, how its samples are laid out, and how one is found.
+"""Stored targets: what a cache holds, how its samples are laid out, and how one is found.
 
 A cache is a folder of shards beside the images, made by `veca data cache`::
 
@@ -18,13 +18,18 @@ import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
+from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from veca.data.index import INDEX_NAME, ShardIndex, load_index
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 PATCH_SIZE = 16  # of the student's grid, on which all targets lie
 DTYPES = ("fp16", "bf16", "int8")
@@ -174,6 +179,10 @@ class Cache:
     spec: CacheSpec
 
     @property
+    def width(self) -> int:
+        return self.spec.width
+
+    @property
     def projection_path(self) -> Path | None:
         """Where the teacher's patch projection is kept; None if the teacher has none."""
         if self.index.options["patch_projection"] is None:
@@ -182,6 +191,55 @@ class Cache:
         if not path.is_file() or _sha256(path) != self.index.options["patch_projection"]:
             raise FileNotFoundError(f"{path} is missing or damaged. Copy it again, or make the cache again.")
         return path
+
+    def patch_projection(self) -> "tuple[Tensor, Tensor] | None":
+        """Its weight and bias, from which a student's patch embedding starts."""
+        from safetensors.torch import load_file  # only here: loads torch, which a check does without
+
+        path = self.projection_path
+        return None if path is None else (load_file(path)["weight"], load_file(path)["bias"])
+
+
+@dataclass(frozen=True)
+class TargetsSource:
+    """Which stored targets a run reads; what is stated beside the path must be true of them.
+
+    Args:
+        path: The folder of the shards, whose cache is then found beside them, or the cache's own folder.
+        teacher: Name or fingerprint of the teacher; null for any.
+        views: Stored views per training image; null for any.
+        dtype: How targets are stored; null for any.
+    """
+
+    path: str
+    teacher: str | None = None
+    views: int | None = None
+    dtype: Literal["fp16", "bf16", "int8"] | None = None
+
+    def open(self) -> Cache:
+        return find_cache(Path(self.path), teacher=self.teacher, views=self.views, dtype=self.dtype)
+
+
+def npy_files(rows: NDArray[np.uint8], layout: Layout, resolution: int) -> Iterator[bytes]:
+    """The .npy file of each view, from rows (views, tokens, row_bytes)."""
+    header = layout.npy_header(resolution)
+    return (header + view.tobytes() for view in rows)
+
+
+def npy_rows(file: NDArray[np.uint8], layout: Layout, resolution: int) -> NDArray[np.uint8]:
+    """The rows (tokens, row_bytes) in the bytes of a .npy file; ValueError unless it is just such an array.
+
+    The header is read as the literal it is; an array of objects, which would be a pickle, has another dtype.
+    """
+    start = _NPY_START + int.from_bytes(file[_NPY_START - 2 : _NPY_START].tobytes(), "little")
+    dtype, shape = _read_header(file[:start].tobytes())
+    if (dtype, shape) != layout.array_type(resolution):
+        wanted, tokens = layout.array_type(resolution)
+        raise ValueError(f"holds {dtype}{shape}, not {wanted}{tokens}")
+    count = layout.num_tokens(resolution)
+    if len(file) != start + count * layout.row_bytes():
+        raise ValueError(f"has {len(file)} bytes, not {start + count * layout.row_bytes()}")
+    return file[start:].reshape(count, layout.row_bytes())
 
 
 def is_cache(index: ShardIndex) -> bool:
@@ -245,6 +303,18 @@ def _differences(spec: CacheSpec, wanted: dict[str, Any]) -> list[str]:
         if value is not None and value not in known:
             found.append(f"{name} is {' / '.join(map(str, known))}, not {value}")
     return found
+
+
+@lru_cache(maxsize=64)  # a cache has a handful of different headers, and every array one of them
+def _read_header(header: bytes) -> tuple["np.dtype[Any]", tuple[int, ...]]:
+    file = BytesIO(header)
+    version = np.lib.format.read_magic(file)
+    if version != (1, 0):
+        raise ValueError(f"is a .npy of version {version}, not (1, 0)")
+    shape, fortran_order, dtype = np.lib.format.read_array_header_1_0(file)
+    if fortran_order:
+        raise ValueError("is stored column by column")
+    return dtype, shape
 
 
 def _in_tar(size: int) -> int:

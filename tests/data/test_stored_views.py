@@ -1,5 +1,6 @@
-"""A replayed view is the pixels the teacher saw, with the targets it gave for them."""
+"""A replayed view is the pixels the teacher saw, with its targets as nearly as their dtype can say."""
 
+import io
 import json
 import os
 import shutil
@@ -16,13 +17,19 @@ from tests.data.caches import ON_CPU, RESOLUTIONS, write_cache
 from tests.data.conftest import MakeShards
 from tests.data.shards import tiny_jpeg
 from veca.data.batches import BatchDataset, Request
-from veca.data.cached import open_cache
-from veca.data.cached_arrays import open_targets
-from veca.data.cached_views import CachedViews, check_replay, view_of_visit
 from veca.data.datamodule import ShardDataModule
 from veca.data.reader import ShardReader
 from veca.data.resolutions import Phase, ResolutionSchedule
 from veca.data.sources import open_sources
+from veca.data.stored_targets import DTYPES, Layout, npy_files, npy_rows, open_cache
+from veca.data.stored_views import (
+    StoredViews,
+    check_replay,
+    open_targets,
+    pack_rows,
+    unpack_rows,
+    view_of_visit,
+)
 from veca.teachers import EfficientNetTeacher, OfflineTeacher
 from veca.types import Batch, Targets
 from veca_data.cache import NamedTeacher, make_cache
@@ -34,7 +41,7 @@ LEAST_COSINE = {"fp16": 0.9999, "bf16": 0.9999, "int8": 0.999}
 def dataset(folder: Path, split: str = "train", *, seed: int = 7) -> BatchDataset:
     (source,) = open_sources(str(folder.parent))
     reader = ShardReader(source.shards(split), cache=None, max_open=2)
-    views = CachedViews(open_cache(folder), split, seed=seed, max_open=2)
+    views = StoredViews(open_cache(folder), split, seed=seed, max_open=2)
     return BatchDataset(reader, views, replace_bad=False)
 
 
@@ -114,15 +121,17 @@ def test_every_view_comes_once_in_k_visits() -> None:
 
 def test_validation_takes_the_centre_with_its_targets(make_shards: MakeShards) -> None:
     folder = write_cache(make_shards([4], val=[5]))
-    data = ShardDataModule(
-        sources=str(folder.parent),
-        resolutions=ResolutionSchedule([Phase(0, {32: 0.5, 48: 0.5})], batch_size=2),
-        num_workers=0,
-    )
-    data.setup("validate")
-    plain = [batch for loader in data.eval_loaders("val") for batch in loader]
-    data.replay(open_cache(folder), "validate")
-    replayed = [batch for loader in data.eval_loaders("val") for batch in loader]
+    found = []
+    for targets in (None, str(folder)):
+        data = ShardDataModule(
+            sources=str(folder.parent),
+            targets=targets,
+            resolutions=ResolutionSchedule([Phase(0, {32: 0.5, 48: 0.5})], batch_size=2),
+            num_workers=0,
+        )
+        data.setup("validate")
+        found.append([batch for loader in data.eval_loaders("val") for batch in loader])
+    plain, replayed = found
     teacher = OfflineTeacher()
     for one, two in zip(plain, replayed, strict=True):
         assert torch.equal(one.images, two.images)
@@ -142,7 +151,7 @@ def test_an_image_that_could_not_be_used_is_skipped(make_shards: MakeShards) -> 
     batch, skipped = data.__getitems__(Request(refs, 32, []))
     assert batch.keys == ["s00000", "s00002", "s00004"]
     assert [skip.key for skip in skipped] == ["s00001", "sample 3"]
-    views = CachedViews(open_cache(folder), "train", seed=0, max_open=1)
+    views = StoredViews(open_cache(folder), "train", seed=0, max_open=1)
     assert "skipped" in views.read_about(0, 1, key="s00001")
     assert "skipped" in views.read_about(0, 3, key="s00003")
 
@@ -231,8 +240,89 @@ def test_damage_in_the_middle_stops_the_run_when_it_is_read(make_shards: MakeSha
 
 
 def test_views_are_recorded_in_plain_json(make_shards: MakeShards) -> None:
-    views = CachedViews(open_cache(write_cache(make_shards([2]))), "train", seed=0, max_open=1)
+    views = StoredViews(open_cache(write_cache(make_shards([2]))), "train", seed=0, max_open=1)
     about = views.read_about(0, 1)
     assert set(about["views"]) == {f"r{size}v{view}" for size in RESOLUTIONS for view in range(3)}
     assert json.loads(json.dumps(about)) == about
     assert about["views"]["r48v2"]["resolution"] == 48
+
+
+WIDTH = 40
+
+
+def tokens(*shape: int) -> torch.Tensor:
+    """Like a transformer's: a few channels ten times as large as the others."""
+    generator = torch.Generator().manual_seed(0)
+    values = torch.randn(*shape, WIDTH, generator=generator)
+    values[..., :2] *= 10
+    return values
+
+
+def there_and_back(values: torch.Tensor, dtype: str) -> torch.Tensor:
+    rows = pack_rows(values, dtype)
+    assert rows.dtype == torch.uint8
+    stored = unpack_rows(rows, dtype)
+    return open_targets(Targets(stored, stored)).patches
+
+
+@pytest.mark.parametrize(
+    ("dtype", "least", "error"), [("fp16", 0.999999, 2**-11), ("bf16", 0.99999, 2**-8), ("int8", 0.999, None)]
+)
+def test_every_token_survives(dtype: str, least: float, error: float | None) -> None:
+    values = tokens(5, 17)
+    back = there_and_back(values, dtype).float()
+    assert cosine_similarity(back, values, dim=-1).min() > least
+    largest = values.abs().amax(-1, keepdim=True)
+    bound = values.abs() * error if error else largest / 127 * 0.51
+    assert bool(((back - values).abs() <= bound + 1e-7).all())
+
+
+def test_int8_is_what_plain_numpy_makes_of_it() -> None:
+    values = tokens(1, 9)
+    layout = Layout(WIDTH, "int8", (32,), 1)
+    (file,) = npy_files(pack_rows(values[:, :5], "int8").numpy(), layout, 32)
+    array = np.load(io.BytesIO(file), allow_pickle=False)
+    expected = array["values"].astype(np.float32) * array["scale"].astype(np.float32)[:, None]
+    assert np.array_equal(there_and_back(values[:, :5], "int8")[0].numpy(), expected)
+
+
+def test_a_token_of_zeros_stays_one() -> None:
+    assert not there_and_back(torch.zeros(2, 3, WIDTH), "int8").any()
+
+
+@pytest.mark.parametrize(("dtype", "value"), [("fp16", 1e6), ("bf16", float("nan")), ("int8", 1e9)])
+def test_what_a_dtype_cannot_hold_is_refused(dtype: str, value: float) -> None:
+    values = tokens(2, 3)
+    values[1, 2, 5] = value
+    with pytest.raises(ValueError, match=f"values that {dtype} cannot hold"):
+        pack_rows(values, dtype)
+
+
+def as_bytes(file: bytes) -> np.ndarray:
+    return np.frombuffer(file, np.uint8)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_other_arrays_are_refused(dtype: str) -> None:
+    layout = Layout(WIDTH, dtype, (32, 48), 1)
+    (file,) = npy_files(pack_rows(tokens(1, 5), dtype).numpy(), layout, 32)
+    assert npy_rows(as_bytes(file), layout, 32).shape == (5, layout.row_bytes())
+
+    def saved(array: np.ndarray, **options: bool) -> bytes:
+        buffer = io.BytesIO()
+        np.save(buffer, array, **options)
+        return buffer.getvalue()
+
+    objects = np.array([[print]], dtype=object)
+    cases = {
+        "bytes, not": [file[:-1], file + b"\0"],
+        "holds": [saved(np.zeros((5, WIDTH), np.float32)), saved(objects, allow_pickle=True)],
+        "column by column": [saved(np.zeros((5, WIDTH), np.float16, order="F"))],
+        "magic|header|EOF": [b"", file[:20], b"PK" + file[2:], bytes(200)],
+    }
+    for words, files in cases.items():
+        for bad in files:
+            with pytest.raises(ValueError, match=words):
+                npy_rows(as_bytes(bad), layout, 32)
+    with pytest.raises(ValueError, match="holds"):
+        npy_rows(as_bytes(file), layout, 48)

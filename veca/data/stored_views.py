@@ -3,6 +3,11 @@
 A view is replayed exactly as it was recorded, so the student sees the pixels that the teacher saw. Which of
 the K stored views a visit takes is a function of (seed, visit, key): every K visits take each of them once,
 in an order of their own.
+
+Of a teacher's tokens (…, D) rows of bytes (…, row_bytes) are kept, as they stand in the .npy. int8 keeps,
+per token, a float16 scale and D steps of it; the scale of a token is its largest magnitude / 127. int8 rows
+stay packed until they are on the training device (`open_targets`): workers and buses move half the bytes, and
+a CPU worker would spend on unpacking what the smaller read has saved.
 """
 
 import json
@@ -10,16 +15,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from veca.data.augment import View, sample_generator, view_from_json
-from veca.data.cached import BLOCK, SKIPPED_BYTES, Cache, view_name
-from veca.data.cached_arrays import npy_rows, unpack_rows
 from veca.data.reader import BadSample, Sample, ShardReader, parse_header, tar_members
 from veca.data.sources import Shard, check_shards, listed
+from veca.data.stored_targets import BLOCK, SKIPPED_BYTES, Cache, npy_rows, view_name
 from veca.types import Targets
 
+_STEPS = 127
+_SMALLEST_SCALE = 2.0**-24  # float16's smallest number: a token of zeros needs some scale
+_SCALE_BYTES = 2
 
-class CachedViews:
+
+class StoredViews:
     """A `ViewSource` over one split of a cache.
 
     Args:
@@ -80,6 +89,32 @@ class CachedViews:
         )
 
 
+def pack_rows(tokens: Tensor, dtype: str) -> Tensor:
+    """Tokens (…, D) as bytes (…, row_bytes); refuses what the dtype cannot hold."""
+    if dtype == "int8":
+        largest = tokens.abs().amax(-1, keepdim=True)
+        scale = (largest / _STEPS).clamp_min(_SMALLEST_SCALE).half()
+        # Divided by the scale as it is stored, so that its own rounding does no harm.
+        steps = (tokens / scale.float()).round().clamp(-_STEPS, _STEPS).to(torch.int8)
+        _check_finite(scale, dtype)
+        return torch.cat([scale.view(torch.uint8), steps.view(torch.uint8)], dim=-1)
+    stored = tokens.to(torch.float16 if dtype == "fp16" else torch.bfloat16).contiguous()
+    _check_finite(stored, dtype)
+    return stored.view(torch.uint8)
+
+
+def unpack_rows(rows: Tensor, dtype: str) -> Tensor:
+    """Stored bytes as tokens: fp16 and bf16 as they are; int8 stays packed."""
+    if dtype == "int8":
+        return rows
+    return rows.view(torch.float16 if dtype == "fp16" else torch.bfloat16)
+
+
+def open_targets(targets: Targets) -> Targets:
+    """Targets as numbers, on the device where they are: packed int8 rows become float32."""
+    return Targets(_opened(targets.cls), _opened(targets.patches))
+
+
 def view_of_visit(seed: int, visit: int, key: str, *, num_views: int) -> int:
     """Which stored view a visit takes."""
     if num_views == 1:
@@ -100,7 +135,7 @@ def check_replay(cache: Cache, images: Mapping[str, Sequence[Shard]], *, resolut
         problems = [problem for split, shards in images.items() for problem in _ends(cache, shards, split)]
     if problems:
         raise ValueError(
-            f"the cached targets in {cache.folder} cannot be used:{listed(problems)}"
+            f"the stored targets in {cache.folder} cannot be used:{listed(problems)}"
             "\nMake a cache of these shards with `veca data cache`, or give the path of another one."
         )
 
@@ -127,7 +162,7 @@ def _ends(cache: Cache, images: Sequence[Shard], split: str) -> Iterator[str]:
 
     Every sample is compared again when it is read; remote images are compared only then.
     """
-    views = CachedViews(cache, split, seed=0, max_open=2)
+    views = StoredViews(cache, split, seed=0, max_open=2)
     reader = ShardReader(images, cache=None, max_open=2)
     for number, shard in enumerate(images):
         for sample in sorted({0, shard.info.samples - 1}):
@@ -139,3 +174,15 @@ def _ends(cache: Cache, images: Sequence[Shard], split: str) -> Iterator[str]:
             except ValueError as error:
                 yield str(error)
                 break
+
+
+def _opened(rows: Tensor) -> Tensor:
+    if rows.dtype != torch.uint8:
+        return rows
+    scale = rows[..., :_SCALE_BYTES].contiguous().view(torch.float16)
+    return rows[..., _SCALE_BYTES:].view(torch.int8) * scale.float()
+
+
+def _check_finite(stored: Tensor, dtype: str) -> None:
+    if not bool(stored.isfinite().all()):
+        raise ValueError(f"the teacher's targets have values that {dtype} cannot hold. Try --dtype bf16.")
