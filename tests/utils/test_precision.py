@@ -172,7 +172,7 @@ def test_a_resumed_bf16_run_repeats_the_uninterrupted_one(
         for stop in stops:
             # The schedule is that of the recipe: only the batches of this start are limited.
             words = ["--trainer.default_root_dir", str(folder), "--ckpt_path", "last"]
-            limit = [] if stop == 6 else ["--trainer.callbacks+=tests.test_precision.StopAt"]
+            limit = [] if stop == 6 else ["--trainer.callbacks+=tests.utils.test_precision.StopAt"]
             main(["fit", "--config", str(recipe), *words, *limit])
     whole, parts = map(outcome, folders)
     assert whole["step"] == parts["step"] == 6
