@@ -203,10 +203,14 @@ def test_a_callback_of_the_recipe_takes_effect(tiny_shards: Path, tmp_path: Path
 def test_validate_prints_the_grid(
     tiny_shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    config = tmp_path / "run" / "config.yaml"
+    config.parent.mkdir()
+    config.write_text("# of the fit\n")
     main(["validate", "--config", str(toy_recipe(tmp_path, tiny_shards))])
     printed = capsys.readouterr().out
     assert "val/r32/b8/loss_dense" in printed
     assert "val/r32/constant/loss" in printed
+    assert config.read_text() == "# of the fit\n"  # what goes on from it needs the keys of fit
 
 
 def test_predict_writes_features(tiny_shards: Path, tmp_path: Path) -> None:

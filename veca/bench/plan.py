@@ -212,7 +212,7 @@ def _storage_lines(run: PlannedRun, student: Veca) -> Lines:
         f"  shards, verbatim  {images:,} images × {IMAGE_BYTES / 1e3:.0f} kB "
         f"= {images * IMAGE_BYTES / 1e9:.0f} GB",
         f"  … re-encoded      {small}",
-        f"  checkpoints       last and best: 2 × (weights + optimizer {_gb(file)}) = {_gb(2 * file)}",
+        f"  checkpoints       last two and best: 3 × (weights + optimizer {_gb(file)}) = {_gb(3 * file)}",
         *(_cache_line(size, width=run.teacher.width) for size in run.resolutions.resolutions),
     ]
 

@@ -18,7 +18,7 @@ from jsonargparse.typing import NonNegativeInt
 from lightning.fabric.connector import _PRECISION_INPUT  # type: ignore[attr-defined]  # only private
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import Callback
-from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
+from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.utilities import rank_zero_info
 
 from veca.data.datamodule import ShardDataModule
@@ -265,6 +265,7 @@ def _listed(given: Any) -> list[Any]:
 def main(args: list[str] | None) -> None:
     """Run one of Lightning's verbs with its arguments; None stands for the process's own command line."""
     ignore_warnings()
+    fits = (sys.argv[1:] if args is None else args)[:1] == ["fit"]
     with ExitStack() as until_end:
         VecaCLI(
             Distill,
@@ -273,6 +274,8 @@ def main(args: list[str] | None) -> None:
             args=args,
             until_end=until_end,
             seed_everything_default=42,
+            # A run's config.yaml is that of its fit; a later validate would put its own keys in its place.
+            save_config_callback=SaveConfigCallback if fits else None,
             save_config_kwargs={"overwrite": True},
             auto_configure_optimizers=False,
             parser_kwargs={
