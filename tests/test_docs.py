@@ -35,7 +35,7 @@ PAGES |= {name: (ROOT / name).read_text(encoding="utf-8") for name in ("README.m
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
 PROGRAMS = ("veca", "veca-data", "make", "sbatch", "pip", ".ci/slurm")
 BATCH_VERBS = {"fit.sbatch": "fit", "cache.sbatch": "data cache", "shards.sbatch": "data shards"}
-TINY_RECIPE = "cpu_tiny"  # in place of the reader's own recipes
+TINY_RECIPE = "pretrain_small"  # in place of the reader's own recipes
 
 
 class Command(NamedTuple):
@@ -121,7 +121,11 @@ def verb_parser(name: str) -> VerbParser:
     verb = VERBS[name]
     module, _, function = verb.target.partition(":")
     return VerbParser(
-        getattr(import_module(module), function), name=f"veca {name}", example="", inputs=verb.inputs
+        getattr(import_module(module), function),
+        name=f"veca {name}",
+        example="",
+        inputs=verb.inputs,
+        defaults=verb.defaults,
     )
 
 
@@ -277,3 +281,18 @@ def test_links_lead_somewhere(page: str) -> None:
         if "://" not in target and not (ROOT / page).parent.joinpath(target).exists()
     ]
     assert not missing
+
+
+def test_every_file_of_the_readme_exists() -> None:
+    named = re.findall(r"(?:recipes|docs)/[\w/]+\.\w+", PAGES["README.md"])
+    assert len(named) >= 5
+    assert all((ROOT / name).exists() for name in named), named
+
+
+def test_every_test_that_a_promise_names_exists_and_every_page_is_on_the_site() -> None:
+    promises = (ROOT / "docs" / "reliability.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"tests/[\w/]+\.py", promises))
+    assert len(named) >= 10
+    assert all((ROOT / name).is_file() for name in named), named
+    site = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    assert all(page.name in site for page in (ROOT / "docs").glob("*.md"))
