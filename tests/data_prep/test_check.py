@@ -18,7 +18,7 @@ from veca.data.stored_targets import DTYPES
 from veca.teachers import OfflineTeacher
 from veca_data.check import check
 from veca_data.pack import make_shards
-from veca_data.writer import SampleWriter
+from veca_data.records import SampleWriter
 
 SHARD = "train-000000.tar"
 Members = list[tuple[str, bytes]]
