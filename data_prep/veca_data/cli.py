@@ -54,7 +54,7 @@ more examples:
   srun veca data cache shards --config … --num-nodes 4      under SLURM, see recipes/slurm/cache.sbatch"""
 
 
-class Verb(NamedTuple):
+class DataVerb(NamedTuple):
     """One word of the command line."""
 
     run: str  # module:function
@@ -201,44 +201,44 @@ _STORAGE = ("--resolutions R,R,…", "--views", "--dtype")
 _COMPUTE = ("--batch-size", "--precision", "--accelerator", "--devices", "--num-nodes")
 
 _VERBS = {
-    "sample": Verb(
+    "sample": DataVerb(
         "sample:make_sample",
         ("--out", "--count", "--size", "--seed", "--workers"),
         "--out sample --count 500",
         "Make a folder of small generated images, to try everything else with.",
     ),
-    "scan": Verb(
+    "scan": DataVerb(
         "inspect:scan",
         (*_FILES, "--findings", "--workers"),
         "photos",
         f"Read a source and report what is in it.\n\n{_SOURCES}",
     ),
-    "shards": Verb(
+    "shards": DataVerb(
         "pack:make_shards",
         (*_FILES, "--out", *_SHARDS, *_ENCODING, "--seed", "--workers", "--part I/N", "--max-rejects SHARE"),
         "photos --out shards",
         _SHARDS_HELP,
         _SHARDS_EXAMPLES,
     ),
-    "merge": Verb(
+    "merge": DataVerb(
         "pack:merge_parts",
         ("out FOLDER", "--max-rejects SHARE"),
         "shards",
         "Write the index of shards that several machines made with --part.",
     ),
-    "check": Verb(
+    "check": DataVerb(
         "check:check",
         ("folder FOLDER", "--decode", "--workers"),
         "shards",
         "Compare index.json with the tars, and name every problem.",
     ),
-    "estimate": Verb(
+    "estimate": DataVerb(
         "inspect:estimate",
         ("source SOURCE", *_ENCODING, "--workers", "--samples", "--teacher SIZE", *_STORAGE),
         "photos --max-short-side 864",
         f"Tell bytes and hours before anything is written.\n\n{_SOURCES}",
     ),
-    "cache": Verb(
+    "cache": DataVerb(
         "cache:cache",
         ("shards SHARDS", "--config RECIPE", "--teacher CLASS", *_STORAGE, "--seed", *_COMPUTE, "--workers"),
         "shards --config pretrain_small --views 8 --dtype int8",

@@ -55,8 +55,8 @@ def make_sample(
     `workers` defaults to the cores this process may use.
     """
     _check_arguments(count=count, size=size, seed=seed, workers=workers)
-    settings = {"count": count, "size": size, "seed": seed, "val_share": VAL_SHARE}
-    settings = {"format": FORMAT, "version": VERSION, **settings}
+    settings: dict[str, Any] = {"format": FORMAT, "version": VERSION, "count": count}
+    settings |= {"size": size, "seed": seed, "val_share": VAL_SHARE}
     _claim(out, settings)
     scenes = [
         scene for scene in _plan(out, count) if not all(scene.path(kind).exists() for kind in _SUFFIXES)

@@ -453,22 +453,12 @@ def _cylinder(rng: Generator) -> Distance:
     return lambda p: _smooth_max(length(p[::2]) - radius, np.abs(p[1]) - half_height)
 
 
-def _tapered(reach: Callable[[Floats], Floats], *, half_width: float, base: float) -> Distance:
-    """From a base at y = -base to a point at y = 1; `reach` measures how far a point is from the axis."""
+def _tapered(reach: Callable[[Floats], Floats], half_width: float) -> Distance:
+    """From a base below to a point at y = 1; `reach` measures how far a point is from the axis."""
+    base = 0.6
     slope = math.hypot(1 + base, half_width)
     across, along = (1 + base) / slope, half_width / slope
     return lambda p: _smooth_max(across * reach(p) + along * (p[1] - 1), -base - p[1])
-
-
-def _cone(rng: Generator) -> Distance:
-    return _tapered(lambda p: length(p[::2]), half_width=uniform(rng, 0.55, 0.8), base=0.6)
-
-
-def _pyramid(rng: Generator) -> Distance:
-    def reach(p: Floats) -> Floats:
-        return _smooth_max(np.abs(p[0]), np.abs(p[2]))
-
-    return _tapered(reach, half_width=uniform(rng, 0.46, 0.56), base=0.6)
 
 
 def _torus(rng: Generator) -> Distance:
@@ -546,10 +536,12 @@ CLASSES: dict[str, Callable[[Generator], Distance]] = {
     "bowl": _bowl,
     "box": _box,
     "capsule": _capsule,
-    "cone": _cone,
+    "cone": lambda rng: _tapered(lambda p: length(p[::2]), uniform(rng, 0.55, 0.8)),
     "cross": _cross,
     "cylinder": _cylinder,
-    "pyramid": _pyramid,
+    "pyramid": lambda rng: _tapered(
+        lambda p: _smooth_max(np.abs(p[0]), np.abs(p[2])), uniform(rng, 0.46, 0.56)
+    ),
     "sphere": lambda rng: lambda p: length(p) - 1,  # the one shape without proportions
     "star": _star,
     "torus": _torus,

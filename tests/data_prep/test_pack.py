@@ -600,14 +600,9 @@ def test_a_decompression_bomb_is_refused_without_decoding():
     import zlib
 
     def chunk(kind: bytes, body: bytes) -> bytes:
-        return (
-            struct.pack_image(">I", len(body))
-            + kind
-            + body
-            + struct.pack_image(">I", zlib.crc32(kind + body))
-        )
+        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
 
-    header = struct.pack_image(">2I5B", 60_000, 60_000, 8, 2, 0, 0, 0)
+    header = struct.pack(">2I5B", 60_000, 60_000, 8, 2, 0, 0, 0)
     png = (
         b"\x89PNG\r\n\x1a\n"
         + chunk(b"IHDR", header)

@@ -82,12 +82,19 @@ SAMPLES = [
 ]
 
 
+def _write(path, samples):
+    with path.open("xb") as file:
+        writer = SampleWriter(file)
+        for key, members in samples:
+            writer.write(key, members)
+        writer.finish()
+    return writer
+
+
 @pytest.mark.parametrize("count", [0, 1, 3])
 def test_bytes_equal_those_of_webdataset(tmp_path, count):
     samples = SAMPLES[:count]
-    with SampleWriter(tmp_path / "ours.tar") as writer:
-        for key, members in samples:
-            writer.write(key, members)
+    writer = _write(tmp_path / "ours.tar", samples)
     with (tmp_path / "theirs.tar").open("wb") as file:
         theirs = webdataset.TarWriter(file, encoder=False, mtime=0, user="veca", group="veca", mode=0o444)
         for key, members in samples:
@@ -101,9 +108,7 @@ def test_bytes_equal_those_of_webdataset(tmp_path, count):
 
 def test_offsets_bound_the_samples(tmp_path):
     path = tmp_path / "x.tar"
-    with SampleWriter(path) as writer:
-        for key, members in SAMPLES:
-            writer.write(key, members)
+    writer = _write(path, SAMPLES)
     assert writer.samples == 3
     with tarfile.open(path) as tar:
         starts = [
@@ -117,20 +122,12 @@ def test_offsets_bound_the_samples(tmp_path):
     assert not any(tail)
 
 
-def test_an_existing_file_is_never_overwritten(tmp_path):
-    (tmp_path / "x.tar").write_bytes(b"precious")
-    with pytest.raises(FileExistsError):
-        SampleWriter(tmp_path / "x.tar")
-
-
 @pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="needs posix_fadvise")
 def test_the_disk_is_given_each_byte_once(tmp_path, monkeypatch):
     given = []
     monkeypatch.setattr("veca_data.records._PIECE", 1500)
     monkeypatch.setattr("os.posix_fadvise", lambda file, start, length, advice: given.append((start, length)))
-    with SampleWriter(tmp_path / "x.tar") as writer:
-        for number in range(9):
-            writer.write(f"a-{number}", SAMPLES[0][1])
+    _write(tmp_path / "x.tar", [(f"a-{number}", SAMPLES[0][1]) for number in range(9)])
     assert len(given) > 3
     ends = [start + length for start, length in given]
     assert [start for start, _ in given] == [0, *ends[:-1]]
