@@ -19,10 +19,10 @@ import yaml
 from jsonargparse import ArgumentError, ArgumentParser
 from lightning.pytorch import Trainer
 
-from veca.data.download import is_url
+from veca.data.index import Source, check_shards, open_sources
 from veca.data.loader import WorkerOptions
-from veca.data.sources import Source, check_shards, open_sources
 from veca.data.stored_targets import CacheSpec, spec_problems
+from veca.data.transport import is_url
 from veca.teachers import Teacher
 from veca.utils.lightning_compat import ignore_warnings, leave_signals_alone
 from veca.utils.memory import keep_memory

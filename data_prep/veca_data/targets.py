@@ -26,14 +26,14 @@ from torch import Tensor
 from tqdm import tqdm
 
 from veca.card import TEACHER_RECORD, teacher_facts
-from veca.data.augment import View, centre_view, draw_view, render, sample_generator
 from veca.data.decode import BadImage, image_size
-from veca.data.index import INDEX_NAME, ShardIndex, ShardInfo, index_to_json
+from veca.data.index import INDEX_NAME, ShardIndex, ShardInfo, Source, index_to_json
 from veca.data.loader import WorkerOptions
 from veca.data.reader import BadSample, ShardReader, parse_header
-from veca.data.sources import Source
-from veca.data.stored_targets import BLOCK, PROJECTION_NAME, CacheSpec, npy_files, view_name
+from veca.data.stored_targets import PROJECTION_NAME, CacheSpec, npy_files, view_name
 from veca.data.stored_views import pack_rows
+from veca.data.tars import BLOCK
+from veca.data.views import View, centre_view, draw_view, render, sample_generator
 from veca.teachers import Teacher
 from veca.utils.files import atomic_path, write_text_atomic
 from veca.utils.progress import progress_bar
@@ -129,7 +129,7 @@ class ViewDataset(torch.utils.data.Dataset[ViewBatch]):
         begin, end = self._reader.span(shard, number)
         try:
             name, _ = parse_header(self._reader.read_span(shard, begin, min(begin + BLOCK, end)).tobytes())
-        except BadSample:
+        except ValueError:
             name = ""
         key = name.partition(".")[0]
         return key if _KEY.fullmatch(key) else f"unreadable-{number:06d}"
