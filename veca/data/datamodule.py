@@ -181,8 +181,6 @@ class ShardDataModule(LightningDataModule):
         """Centre crops of a split in index order, one loader per resolution."""
         samples = [shard.info.samples for shard in self._shards(split)]
         limits = self.val_batches
-        if not isinstance(limits, dict):
-            limits = dict.fromkeys(self.resolutions.resolutions, limits)
         dataset = self._dataset(split, self._stored_views(split) or CentreViews(), replace_bad=False)
         return [
             EvalLoader(
@@ -190,7 +188,7 @@ class ShardDataModule(LightningDataModule):
                     samples,
                     resolution=resolution,
                     batch_size=batch_size,
-                    max_batches=limits.get(resolution),
+                    max_batches=limits.get(resolution) if isinstance(limits, dict) else limits,
                     ranks=ranks,
                 ),
                 dataset,
