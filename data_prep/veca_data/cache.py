@@ -35,15 +35,23 @@ from safetensors.torch import save
 from torch import Tensor
 
 from veca.card import TEACHER_RECORD, teacher_facts
-from veca.data.augment import View, centre_view, draw_view, render, sample_generator
 from veca.data.decode import BadImage, image_size
-from veca.data.download import is_url
-from veca.data.index import INDEX_NAME, ShardIndex, ShardInfo, index_to_json
+from veca.data.index import (
+    INDEX_NAME,
+    ShardIndex,
+    ShardInfo,
+    Source,
+    check_shards,
+    index_to_json,
+    open_sources,
+)
 from veca.data.loader import WorkerOptions
 from veca.data.reader import BadSample, ShardReader, parse_header
-from veca.data.sources import Source, check_shards, open_sources
-from veca.data.stored_targets import BLOCK, PROJECTION_NAME, CacheSpec, npy_files, spec_problems, view_name
+from veca.data.stored_targets import PROJECTION_NAME, CacheSpec, npy_files, spec_problems, view_name
 from veca.data.stored_views import pack_rows
+from veca.data.tars import BLOCK
+from veca.data.transport import is_url
+from veca.data.views import View, centre_view, draw_view, render, sample_generator
 from veca.teachers import Teacher
 from veca.utils.files import atomic_path, write_text_atomic
 from veca.utils.lightning_compat import ignore_warnings, leave_signals_alone
@@ -435,7 +443,7 @@ class ViewDataset(torch.utils.data.Dataset[ViewBatch]):
         begin, end = self._reader.span(shard, number)
         try:
             name, _ = parse_header(self._reader.read_span(shard, begin, min(begin + BLOCK, end)).tobytes())
-        except BadSample:
+        except ValueError:
             name = ""
         key = name.partition(".")[0]
         return key if _KEY.fullmatch(key) else f"unreadable-{number:06d}"

@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 
 from veca.data.decode import BadImage, decode
 from veca.data.index import INDEX_NAME, SPLITS, ShardInfo, load_index, load_offsets, offsets_name
-from veca.data.stored_targets import BLOCK, Cache, CacheSpec, Layout, is_cache, npy_rows, open_cache
-from veca.data.tars import BrokenArchive, list_members, open_archive, read_member
+from veca.data.stored_targets import Cache, CacheSpec, Layout, is_cache, npy_rows, open_cache
+from veca.data.tars import BLOCK, BrokenArchive, list_members, open_archive, read_member
 from veca_data.pool import advance, num_workers, run_tasks
 from veca_data.source import hash_names
 
@@ -223,16 +223,14 @@ def _cache_problems(cache: Cache) -> Iterator[str]:
 
 def _target_problems(spec: CacheSpec, layout: Layout, members: dict[str, bytes]) -> Iterator[str]:
     """What is wrong with one sample; `members` maps suffixes to contents in the order of the tar."""
-    from veca.data.augment import view_from_json  # only here: loads torch
+    from veca.data.views import view_from_json  # only here: loads torch
 
     try:
         about = json.loads(members["json"])
         if about["targets"] != spec.fingerprint:
             yield f"belongs to the cache {about['targets']}"
         wanted = [] if "skipped" in about else list(layout.members)
-        views = {
-            f"{name}.npy": view_from_json(json.dumps(view)) for name, view in about.get("views", {}).items()
-        }
+        views = {f"{name}.npy": view_from_json(view) for name, view in about.get("views", {}).items()}
     except (KeyError, TypeError, ValueError) as error:
         yield f".json is missing or damaged: {error!r}"
         return

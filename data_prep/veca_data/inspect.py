@@ -29,7 +29,8 @@ from numpy.typing import NDArray
 
 from veca.data.decode import BadImage
 from veca.data.index import SPLITS
-from veca.data.stored_targets import PATCH_SIZE, Layout, spec_problems
+from veca.data.resolutions import PATCH_SIZE
+from veca.data.stored_targets import Layout, spec_problems
 from veca.data.tars import BrokenArchive
 from veca.utils.files import in_bytes
 from veca_data.archives import stream_images

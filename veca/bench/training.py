@@ -20,14 +20,13 @@ from lightning.pytorch.callbacks import Callback
 
 from veca.bench.data import photo_shards, sample_reader
 from veca.bench.harness import Case, Goal, Ratio, Steps, benchmark, one_thread
-from veca.data.augment import View
-from veca.data.batches import FreshViews, ViewSource
 from veca.data.datamodule import ShardDataModule
+from veca.data.loader import FreshViews, ViewSource
 from veca.data.reader import Sample
 from veca.data.resolutions import PATCH_SIZE, Phase, ResolutionSchedule
 from veca.data.stored_targets import open_cache
 from veca.data.stored_views import StoredViews
-from veca.data.views import normalise
+from veca.data.views import View, normalise
 from veca.flops import (
     mean_over_budgets,
     meta_student,

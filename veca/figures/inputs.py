@@ -20,10 +20,17 @@ from torch import Tensor
 from veca.backbones import ProbeFeatures
 from veca.backbones.models import ProbedModel, open_model
 from veca.backbones.networks import VecaNetwork
-from veca.data.augment import View, centre_view, draw_view, render_pixels, sample_generator
 from veca.data.decode import BadImage, Pixels, decode_pixels
 from veca.data.folders import check_regular, list_files, read_named
-from veca.data.views import centre_crop, normalise
+from veca.data.views import (
+    View,
+    centre_crop,
+    centre_view,
+    draw_view,
+    normalise,
+    render_pixels,
+    sample_generator,
+)
 from veca.model import Veca
 from veca.model.veca import Trace
 from veca.probes.datasets.pairs import FolderPairs, Meaning, Pair

@@ -17,8 +17,8 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional as F
 
-from veca.data.augment import centre_view, render_pixels
 from veca.data.decode import BadImage, Pixels, decode_pixels
+from veca.data.views import centre_view, render_pixels
 from veca.probes.datasets.splits import Item
 
 LABELS_PER_PATCH = 4  # along a side: heads learn from every fourth pixel of a patch of 16
