@@ -4,9 +4,9 @@ from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
+from veca.backbones import Names, split_names
 from veca.figures.sheet import Curve, Panel, check_out, draw_panels, save
 from veca.probes.results import BUDGETS, CURVES, Results, Row, is_share, read_results
-from veca.probes.settings import Names, split_names
 from veca.utils.chart import COLOURS
 
 _SHAPES = {"VECA-S": "v", "VECA-S+": "s", "VECA-B": "D", "VECA-L": "^"}

