@@ -94,6 +94,10 @@ class ProbedModel(nn.Module, ABC):
     patch_size: int = PATCH_SIZE
     budgets: tuple[int, ...] = ()
 
+    def __init__(self, model: nn.Module | None = None) -> None:
+        super().__init__()
+        self.model: Any = None if model is None else model.eval().requires_grad_(False)
+
     @abstractmethod
     def forward(self, images: Tensor, budget: int | None = None) -> ProbeFeatures: ...
 
@@ -159,9 +163,10 @@ class Backbone:
 class VecaNetwork(ProbedModel):
     """A Veca at any of its budgets."""
 
+    model: Veca
+
     def __init__(self, model: Veca) -> None:
-        super().__init__()
-        self.model = model.eval().requires_grad_(False)
+        super().__init__(model)
         self.patch_size = model.size.patch_size
         self.budgets = model.budgets
 
@@ -176,10 +181,6 @@ class VecaNetwork(ProbedModel):
 class ControlNetwork(ProbedModel):
     """The full-attention control of a run."""
 
-    def __init__(self, student: TransformersStudent) -> None:
-        super().__init__()
-        self.model = student.eval().requires_grad_(False)
-
     def forward(self, images: Tensor, budget: int | None = None) -> ProbeFeatures:
         features = self.model(normalise(images))
         return ProbeFeatures(features.cls, features.patches, features.grid)
@@ -188,63 +189,48 @@ class ControlNetwork(ProbedModel):
 class TeacherNetwork(ProbedModel):
     """One of our teachers, exactly as a student sees it."""
 
+    model: Teacher
+
     def __init__(self, teacher: Teacher) -> None:
-        super().__init__()
-        self.teacher = teacher
+        super().__init__(teacher)
         trial = torch.zeros(1, 3, *teacher.input_size(TRIAL_SIDE, TRIAL_SIDE))
         self.has_cls = teacher.encode(trial).has_cls
 
     def forward(self, images: Tensor, budget: int | None = None) -> ProbeFeatures:
-        cls, patches = self.teacher(images)
+        cls, patches = self.model(images)
         return ProbeFeatures(cls, patches, _grid(images), self.has_cls)
 
     @cached_property
     def weights_hash(self) -> str:
-        return f"teacher-{self.teacher.fingerprint()}"
+        return f"teacher-{self.model.fingerprint()}"
 
 
-class EncodedNetwork(ProbedModel):
-    """A vision model of transformers: normalised pixels in, a global vector and a map of patches out."""
-
-    normalisation: Normalisation
-
-    def forward(self, images: Tensor, budget: int | None = None) -> ProbeFeatures:
-        encoding = self.encode(_pixels(images, self.normalisation))
-        rows, cols = encoding.patches.shape[-2:]
-        patches = encoding.patches.float().flatten(2).transpose(1, 2).contiguous()  # (B, N, D)
-        return ProbeFeatures(encoding.cls.float(), patches, (rows, cols), encoding.has_cls)
-
-    @abstractmethod
-    def encode(self, pixels: Tensor) -> Encoding: ...
-
-
-class TokenNetwork(EncodedNetwork):
+class TokenNetwork(ProbedModel):
     """A model with one token per patch, on its own grid; positions are interpolated."""
 
-    def __init__(self, model: nn.Module, normalisation: Normalisation) -> None:
-        super().__init__()
-        self.teacher = TokenTeacher(model, normalisation=normalisation)
-        self.normalisation = normalisation
-        self.patch_size = self.teacher.patch_size
-        self.encode(torch.zeros(1, 3, *self.teacher.input_size(TRIAL_SIDE, TRIAL_SIDE)))  # refuse it now
+    model: TokenTeacher
 
-    def encode(self, pixels: Tensor) -> Encoding:
-        return self.teacher.encode(pixels)
+    def __init__(self, model: nn.Module, normalisation: Normalisation) -> None:
+        super().__init__(TokenTeacher(model, normalisation=normalisation))
+        self.patch_size = self.model.patch_size
+        self.model.encode(torch.zeros(1, 3, *self.model.input_size(TRIAL_SIDE, TRIAL_SIDE)))  # refuse it now
+
+    def forward(self, images: Tensor, budget: int | None = None) -> ProbeFeatures:
+        return _features(self.model.encode(_pixels(images, self.model.normalisation)))
 
     @cached_property
     def weights_hash(self) -> str:
-        return f"tokens-{self.teacher.fingerprint()}"
+        return f"tokens-{self.model.fingerprint()}"
 
 
-class MapNetwork(EncodedNetwork):
+class MapNetwork(ProbedModel):
     """Any other one: the last feature map of a CNN or a hierarchical transformer."""
 
     def __init__(self, model: nn.Module, normalisation: Normalisation) -> None:
-        super().__init__()
-        self.model = model.eval().requires_grad_(False)
+        super().__init__(model)
         self.normalisation = normalisation
         self._options = size_options(model)
-        rows, cols = self.encode(torch.zeros(1, 3, TRIAL_SIDE, TRIAL_SIDE)).patches.shape[-2:]
+        rows, cols = self._encode(torch.zeros(1, 3, TRIAL_SIDE, TRIAL_SIDE)).patches.shape[-2:]
         if rows != cols or TRIAL_SIDE % rows:
             raise ValueError(
                 f"{type(model).__name__} cannot be probed: {TRIAL_SIDE}×{TRIAL_SIDE} pixels give a map of "
@@ -252,7 +238,10 @@ class MapNetwork(EncodedNetwork):
             )
         self.patch_size = TRIAL_SIDE // rows
 
-    def encode(self, pixels: Tensor) -> Encoding:
+    def forward(self, images: Tensor, budget: int | None = None) -> ProbeFeatures:
+        return _features(self._encode(_pixels(images, self.normalisation)))
+
+    def _encode(self, pixels: Tensor) -> Encoding:
         output = self.model(pixel_values=pixels, **self._options)
         patches: Tensor = output.last_hidden_state
         if patches.ndim == 3:
@@ -267,10 +256,6 @@ class MapNetwork(EncodedNetwork):
 
 class RadioNetwork(ProbedModel):
     """C-RADIO: takes pixels from 0 to 1 and normalises them itself; summary and spatial features."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model.eval().requires_grad_(False)
 
     def forward(self, images: Tensor, budget: int | None = None) -> ProbeFeatures:
         output = self.model(_pixels(images, UNIT))
@@ -292,13 +277,7 @@ class PixelsNetwork(ProbedModel):
 
 
 def open_model(spec: str, *, seed: int | None = None, allow_remote_code: bool = False) -> ProbedModel:
-    """The model a spec names (the table of this module), in eval mode.
-
-    Args:
-        spec: See above.
-        seed: Random weights of the model's size in place of its own, drawn with this seed.
-        allow_remote_code: Run the code that some model repositories bring along.
-    """
+    """The model a spec names, in eval mode; with a seed, with weights drawn from it in place of its own."""
     kind = spec.partition(":")[0]
     if seed is not None and kind in ("pixels", "teacher", RADIO):
         raise ValueError(f"{spec} has no counterpart with random weights; got seed={seed}. Leave it out.")
@@ -473,6 +452,12 @@ def _load_remote(name: str, source: str, *, allowed: bool) -> nn.Module:
 def _pixels(images: Tensor, normalisation: Normalisation) -> Tensor:
     mean, std = (images.new_tensor(values, dtype=torch.float32).view(3, 1, 1) for values in normalisation)
     return (images.float() - mean) / std
+
+
+def _features(encoding: Encoding) -> ProbeFeatures:
+    rows, cols = encoding.patches.shape[-2:]
+    patches = encoding.patches.float().flatten(2).transpose(1, 2).contiguous()  # (B, N, D)
+    return ProbeFeatures(encoding.cls.float(), patches, (rows, cols), encoding.has_cls)
 
 
 def _grid(images: Tensor) -> tuple[int, int]:

@@ -84,9 +84,9 @@ class KnnProbe(Probe):
         return self._accuracy(self.targets("train").bincount().argmax())
 
     def score(self, features: dict[str, Cached]) -> Score:
-        labels, num_classes = self.targets("train"), len(self.sweep.dataset.classes)
         train, queries = features["train"].cls, features[self.sweep.judged].cls
-        return Score(self._accuracy(classify(train, labels, queries, k=self.k, num_classes=num_classes)), {})
+        labels = self.targets("train")
+        return self._accuracy(classify(train, labels, queries, k=self.k, num_classes=self.num_classes)), {}
 
     def _accuracy(self, found: Tensor) -> dict[str, float]:
         truth = self.targets(self.sweep.judged)
@@ -112,7 +112,7 @@ class LinearProbe(FittedProbe):
     def constant(self) -> dict[str, float]:
         """Of classes as frequent as in the training images."""
         targets = self.targets("train")
-        counts = (targets == 1).sum(0) if self._several else targets.bincount(minlength=self._num_classes)
+        counts = (targets == 1).sum(0) if self._several else targets.bincount(minlength=self.num_classes)
         return self._values(lambda split: counts.float().expand(len(self.targets(split)), -1))
 
     def score(self, features: dict[str, Cached]) -> Score:
@@ -126,24 +126,20 @@ class LinearProbe(FittedProbe):
         logits = self._heads(train, labels, RATES).logits(val).cpu()
         rate, chosen = self.choose_rate([self._main(logits[:, n], val_labels) for n in range(len(RATES))])
         heads = self._heads(torch.cat([train, val]), torch.cat([labels, val_labels]), (rate,))
-        return Score(self._values(lambda split: heads.logits(features[split].cls)[:, 0].cpu()), chosen)
+        return self._values(lambda split: heads.logits(features[split].cls)[:, 0].cpu()), chosen
 
     @property
     def _tops(self) -> tuple[str, ...]:
-        return ("top-1", "top-5") if self._num_classes > 5 else ("top-1",)
+        return ("top-1", "top-5") if self.num_classes > 5 else ("top-1",)
 
     @property
     def _several(self) -> bool:
         return self.targets("train").ndim == 2
 
-    @property
-    def _num_classes(self) -> int:
-        return len(self.sweep.dataset.classes)
-
     def _heads(self, features: Tensor, labels: Tensor, rates: tuple[float, ...]) -> LinearHeads:
         device = self.sweep.fabric.device
         return fit_linear(
-            features, labels, num_classes=self._num_classes, epochs=self.epochs, rates=rates, device=device
+            features, labels, num_classes=self.num_classes, epochs=self.epochs, rates=rates, device=device
         )
 
     def _main(self, logits: Tensor, targets: Tensor) -> float:

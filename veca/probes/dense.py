@@ -74,9 +74,9 @@ class DenseProbe(FittedProbe):
     optimizer = f"AdamW, weight decay {WEIGHT_DECAY:g}, polynomial {POWER}, batch {BATCH}"
 
     @property
-    @abstractmethod
     def num_outputs(self) -> int:
         """Channels of a head's map."""
+        return self.num_classes
 
     @abstractmethod
     def loss(self, maps: Tensor, targets: Tensor) -> Tensor:
@@ -86,9 +86,9 @@ class DenseProbe(FittedProbe):
     def choice_scores(self, heads: DenseHeads, features: Cached, views: Places) -> list[float]:
         """How good each head is on labelled windows; higher is better."""
 
-    @abstractmethod
     def finish(self, maps: Tensor) -> Tensor:
         """What is upsampled of the maps of one head (B, C, rows, columns)."""
+        return maps
 
     @abstractmethod
     def answer(self, found: Tensor, *, size: tuple[int, int]) -> Tensor:
@@ -104,8 +104,8 @@ class DenseProbe(FittedProbe):
         """The answer that ignores the image."""
 
     def constant(self) -> dict[str, float]:
-        truths = (self._truth(item) for item in range(len(self.judged.items)))
-        return self.judge((torch.full_like(truth, self.usual), truth) for truth in truths)
+        truths, usual = map(self._truth, range(len(self.judged.items))), self.usual
+        return self.judge((torch.full_like(truth, usual), truth) for truth in truths)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -129,7 +129,7 @@ class DenseProbe(FittedProbe):
         with torch.no_grad():
             rate, chosen = self.choose_rate(self.choice_scores(candidates, learnt, held))
         heads = self._heads(learnt, np.arange(len(learnt)), (rate,))
-        return Score(self.judge(self._answers(heads, features[self.sweep.judged])), chosen)
+        return self.judge(self._answers(heads, features[self.sweep.judged])), chosen
 
     def _answers(self, heads: DenseHeads, features: Cached) -> Iterator[tuple[Tensor, Tensor]]:
         for item, found in image_maps(heads, features, self.finish):
@@ -165,10 +165,6 @@ def run_dense(
     """Run a dense probe, which has the name of its task.
 
     Args:
-        model: Folder with model.safetensors, a run's .ckpt, the authors' .pt, a Hub id, or a peer's name.
-        data: Folder of images and what is known of their pixels, or NAME:FOLDER.
-        kind: The probe.
-        task: What its head answers.
         inference: How judged images are seen: in windows (slide), or each at once (whole).
         epochs: Passes over the training windows.
         seeds: Models with random weights to compare with; 0 for none.

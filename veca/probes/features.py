@@ -22,7 +22,7 @@ import hashlib
 import json
 import math
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -106,17 +106,19 @@ class Windows:
         pixels = _decode(item)
         windows = cover(pixels.size, self.resolution, patch_size=self.patch_size, whole=self.whole)
         resized = _resize(pixels, width=windows[0].width, height=windows[0].height)
-        return [SeenView(_cut(resized, each), each, self._target(item, each)) for each in windows]
+        return [self._cut(resized, item, window) for window in windows]
 
     def rule(self) -> dict[str, object]:
         return {"view": "windows", "labels": LABELS_PER_PATCH, **asdict(self)}
 
-    def _target(self, item: Item, window: Window) -> NDArray[np.generic] | None:
+    def _cut(self, rgb: NDArray[np.uint8], item: Item, window: Window) -> SeenView:
+        bottom, right = window.top + window.rows, window.left + window.columns
+        part = np.ascontiguousarray(rgb[window.top : bottom, window.left : right].transpose(2, 0, 1))
         if not self.labelled:
-            return None
+            return SeenView(part, window)
         assert isinstance(item.target, np.ndarray)
         rows, columns = (LABELS_PER_PATCH * side // self.patch_size for side in (window.rows, window.columns))
-        return sample_target(item.target, window, grid=(rows, columns))
+        return SeenView(part, window, sample_target(item.target, window, grid=(rows, columns)))
 
 
 Viewer = CentreView | Windows
@@ -362,11 +364,9 @@ def _run(backbone: Backbone, seen: Seen, *, dense: bool) -> list[ProbeFeatures]:
             f"{backbone.name} gives features that are not finite, first for {name}. Training may have "
             "diverged: take an earlier checkpoint."
         )
-    each = [None] * len(seen) if patches is None else patches.cpu()
-    return [
-        features._replace(cls=one, patches=some)
-        for one, some in zip(features.cls.float().cpu(), each, strict=True)
-    ]
+    kept: Iterable[Tensor | None] = [None] * len(seen) if patches is None else patches.cpu()
+    both = zip(features.cls.float().cpu(), kept, strict=True)
+    return [features._replace(cls=cls, patches=each) for cls, each in both]
 
 
 def _check_room(store: Store, *, to_do: int) -> None:
@@ -396,9 +396,3 @@ def _resize(pixels: Pixels, *, width: int, height: int) -> NDArray[np.uint8]:
     resized = F.interpolate(source, size=(height, width), mode="bicubic", antialias=True)
     rgb: NDArray[np.uint8] = resized.permute(0, 2, 3, 1)[0].numpy()
     return rgb
-
-
-def _cut(rgb: NDArray[np.uint8], window: Window) -> NDArray[np.uint8]:
-    bottom, right = window.top + window.rows, window.left + window.columns
-    part = rgb[window.top : bottom, window.left : right]
-    return np.ascontiguousarray(part.transpose(2, 0, 1))

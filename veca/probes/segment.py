@@ -46,10 +46,6 @@ class SegmentProbe(DenseProbe):
     quantities = ("mIoU", "pixel accuracy")
     truth = np.int64
 
-    @property
-    def num_outputs(self) -> int:
-        return len(self.sweep.dataset.classes)
-
     def loss(self, maps: Tensor, targets: Tensor) -> Tensor:
         return cross_entropy(maps, targets)
 
@@ -60,9 +56,6 @@ class SegmentProbe(DenseProbe):
                 upsampled = F.interpolate(single, size=targets.shape[1:], mode="bilinear")
                 metric.update(upsampled.argmax(1), targets.long())
         return [float(metric.compute()["mIoU"]) for metric in metrics]
-
-    def finish(self, maps: Tensor) -> Tensor:
-        return maps
 
     def answer(self, found: Tensor, *, size: tuple[int, int]) -> Tensor:
         return upsampled_argmax(found, size=size)

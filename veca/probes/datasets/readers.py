@@ -302,7 +302,7 @@ def _read_shard(path: Path) -> Iterator[_Sample]:
                 raise ValueError(
                     f"{path}: {image.name} has {image.size:,} bytes; the limit is {MAX_FILE_BYTES:,}."
                 )
-            texts = {
+            texts: dict[str, bytes] = {
                 kind: read_member(path, archive, members[kind]) for kind in ("cls", "json") if kind in members
             }
             label = _label(texts, name=f"{path}: {key}")
