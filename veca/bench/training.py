@@ -38,8 +38,8 @@ from veca.flops import (
 from veca.model import Veca
 from veca.model.sizes import resolve_size
 from veca.optim.settings import Optimization
+from veca.probes.classify import EPOCHS
 from veca.probes.heads import RATES, fit_linear
-from veca.probes.linear import EPOCHS
 from veca.teachers import OfflineTeacher, Teacher
 from veca.teachers.dinov3 import is_gated
 from veca.train.budgets import STRATEGY_NAME

@@ -20,7 +20,7 @@ from veca.figures.inputs import find_images, trace_images
 from veca.model import Veca
 from veca.probes.datasets.pairs import FolderPairs, Meaning, Pair
 from veca.probes.datasets.splits import Item
-from veca.probes.views import LABELS_PER_PATCH, Window, sample_target
+from veca.probes.features import LABELS_PER_PATCH, Window, sample_target
 
 T = TypeVar("T")
 
