@@ -6,16 +6,14 @@ The JSON grows cell by cell while a probe runs, so an interrupted one goes on wh
 """
 
 import json
-import re
 import statistics
 from collections.abc import Collection, Iterator
 from dataclasses import asdict, dataclass, field
-from html import escape
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from veca.utils.chart import COLOURS, HEIGHT, WIDTH, Line, Points, line_chart
+from veca.utils.chart import Line, Points, line_chart
 from veca.utils.files import write_text_atomic
 
 FORMAT = "veca-probe"
@@ -71,12 +69,6 @@ CURVES = {
     for line in _CURVES.strip().splitlines()
 }
 _TABLES = {256: (_CLASSIFY, _CLASSIFY_FINE), 512: (_DENSE,)}  # by resolution
-
-_LEGEND_STEP = 18
-_STYLE = (
-    "text { font: 12px system-ui, sans-serif; fill: #1b2530; } .tick { fill: #5a6673; font-size: 11px; } "
-    ".grid { stroke: #e6ebf0; } .axis { stroke: #8a96a3; }"
-)
 
 
 @dataclass(frozen=True)
@@ -236,30 +228,13 @@ def paper_cells(dataset: str, quantity: str, *, budgets: Collection[int | None] 
     return cells
 
 
-def elastic_chart(results: Results) -> str:
-    """The curve as HTML; empty text when nothing was measured at two budgets."""
+def elastic_picture(results: Results) -> str:
+    """The curve as SVG; empty text when nothing was measured at two budgets."""
     lines = elastic_lines(results)
     budgets = sorted({at for line in lines for at, _ in line.points})
-    if not lines:
-        return ""
     quantity = results.quantities[0]
-    unit = f"{quantity} (%)" if is_share(quantity) else quantity
-    return line_chart(lines, x_label="budget (active cores)", y_label=unit, x_ticks=budgets)
-
-
-def elastic_picture(results: Results) -> str:
-    """The same as an SVG file of its own, the legend below the chart."""
-    svg, end, _ = elastic_chart(results).partition("</svg>")
-    if not end:
-        return ""
-    lines = elastic_lines(results)
-    inner = re.sub(r"^<svg ", f'<svg width="{WIDTH}" height="{HEIGHT}" ', svg) + end
-    height = HEIGHT + _LEGEND_STEP * len(lines) + 8
-    legend = "".join(_legend_entry(line, HEIGHT + _LEGEND_STEP * place) for place, line in enumerate(lines))
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{2 * WIDTH}">'
-        f'<style>{_STYLE}</style><rect width="100%" height="100%" fill="white"/>{inner}{legend}</svg>\n'
-    )
+    label = f"{quantity} (%)" if is_share(quantity) else quantity
+    return line_chart(lines, x_label="budget (active cores)", y_label=label, x_ticks=budgets)
 
 
 def elastic_lines(results: Results) -> list[Line]:
@@ -279,18 +254,7 @@ def elastic_lines(results: Results) -> list[Line]:
     if not budgets:
         return []
     flat = {title: [(min(budgets), value), (max(budgets), value)] for title, value in levels.items()}
-    return [
-        Line(title, points, COLOURS[place % len(COLOURS)], dashed=title in levels)
-        for place, (title, points) in enumerate({**curves, **flat}.items())
-    ]
-
-
-def _legend_entry(line: Line, y: float) -> str:
-    dash = ' stroke-dasharray="6 4"' if line.dashed else ""
-    return (
-        f'<line x1="72" x2="96" y1="{y}" y2="{y}" stroke="{line.colour}" stroke-width="3"{dash}/>'
-        f'<text x="104" y="{y + 4}">{escape(line.name)}</text>'
-    )
+    return [Line(title, points, dashed=title in levels) for title, points in {**curves, **flat}.items()]
 
 
 def _or_dash(number: int | None) -> str:
