@@ -50,9 +50,9 @@ def draw_sides(
         low, high = float(values.min()), float(values.max())
         heat = show_heat(base, (values - low) / max(high - low, 1e-6), grid=trace.grid)  # only order counts
         colours = Image.fromarray(as_pixels(rgb, trace.grid)).resize(SHOWN, Image.Resampling.NEAREST)
-        marked = (mark_patch(picture, patch, grid=trace.grid) for picture in (colours, heat))
+        marked, similar = (mark_patch(picture, patch, grid=trace.grid) for picture in (colours, heat))
         sheet = _core_sheet(view, trace, choice, num_cores=num_cores)
-        sides.append(Pictures(*marked, sheet, _core_path(base, trace, choice)))
+        sides.append(Pictures(marked, similar, sheet, _core_path(base, trace, choice)))
     return sides
 
 
