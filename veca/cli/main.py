@@ -122,12 +122,14 @@ VERBS = {
         "nano",
     ),
     "figures elastic": Verb(
-        "veca.figures.elastic:elastic",
+        "veca.figures.curves:elastic",
         "a probe against the budget",
         "knn.json --out knn.svg",
         ("results",),
     ),
-    "figures cost": Verb("veca.figures.cost:cost", "FLOPs and latency against resolution", "--out cost.svg"),
+    "figures cost": Verb(
+        "veca.figures.curves:cost", "FLOPs and latency against resolution", "--out cost.svg"
+    ),
     "figures analysis": Verb(
         "veca.figures.analysis:analysis",
         "redundancy, stability, semantics and isotropy of cores",

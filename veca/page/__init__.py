@@ -1,10 +1,4 @@
-"""`veca page`: a local page where one moves the budget and sees what it does.
-
-samples.py  a drawn picture, and the demo's if it was run
-traces.py   one picture at one budget and resolution → features, core traces and what they cost
-pictures.py what the page shows of it, as images and a small table
-app.py      the page itself: components, what happens when one is touched, and its server
-"""
+"""`veca page`: a local page where one moves the budget and sees what it does."""
 
 import os
 import signal
