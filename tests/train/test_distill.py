@@ -16,7 +16,8 @@ from tests.training import STAGE1, STAGE2, Diary, InactiveCores, make_data, make
 from veca import load_model
 from veca.backbones.models import open_model
 from veca.data.views import normalise
-from veca.optim import combined, warmup_cosine
+from veca.optim import combined
+from veca.optim.settings import warmup_cosine
 from veca.train.distill import Distill
 from veca.train.losses import distillation_loss
 from veca.train.run_dir import MetricsLog
