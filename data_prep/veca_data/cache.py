@@ -25,7 +25,6 @@ from veca.data.sources import Source, check_shards, open_sources
 from veca.data.stored_targets import CacheSpec, spec_problems
 from veca.teachers import Teacher
 from veca.utils.lightning_compat import ignore_warnings, leave_signals_alone
-from veca.utils.memory import keep_memory
 from veca.utils.precision import (
     BF16,
     WORTH_COMPILING,
@@ -33,6 +32,7 @@ from veca.utils.precision import (
     has_cpp_compiler,
     resolve_precision,
 )
+from veca.utils.process import keep_memory
 from veca.utils.recipes import load_recipe
 from veca_data.pool import default_workers
 from veca_data.records import PARTS, Summary

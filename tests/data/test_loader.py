@@ -21,7 +21,7 @@ from veca.data.batches import BuiltBatch, Skipped
 from veca.data.loader import Progress, SkipTally, TrainLoader
 from veca.data.stream import Position
 from veca.types import Batch
-from veca.utils.signals import outlive_signals
+from veca.utils.process import outlive_signals
 
 RUN_RANKS = Path(__file__).with_name("run_ranks.py")
 # Every way to start workers; three of them are quick enough for each run of the tests.

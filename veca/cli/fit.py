@@ -49,8 +49,8 @@ from veca.train.slurm import (
 from veca.train.snapshots import NUM_IMAGES, Snapshots
 from veca.utils.lightning_compat import ignore_warnings, leave_signals_alone
 from veca.utils.precision import AUTO, recorded_precision, resolve_precision
+from veca.utils.process import stop_signals
 from veca.utils.recipes import spell_out_recipes
-from veca.utils.signals import stop_signals
 
 GROUPS = ("trainer", "model", "model.optimization", "data")
 CHECKED = tuple(inspect.signature(recipe_problems).parameters)

@@ -11,9 +11,7 @@ from typing import NamedTuple
 from jsonargparse import ArgumentError
 
 from veca.cli.args import VerbParser
-from veca.utils.leaving import KIND, TRACEBACK, message
-from veca.utils.memory import keep_memory
-from veca.utils.signals import stop_signals
+from veca.utils.process import KIND, TRACEBACK, keep_memory, message, stop_signals
 
 
 class Verb(NamedTuple):

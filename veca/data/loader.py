@@ -19,7 +19,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter, _MultiProcessingDat
 from veca.data.batches import BatchDataset, BuiltBatch, Request, Skipped
 from veca.data.stream import Position, TrainStream
 from veca.types import Batch
-from veca.utils.signals import held_back, outlive_signals
+from veca.utils.process import held_back, outlive_signals
 
 LOOK_EVERY = 1.0  # seconds of waiting for a batch between two looks at whether all workers live
 MIN_BAD = 10  # a share means little before this many bad samples

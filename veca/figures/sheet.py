@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veca.utils.chart import COLOURS
-from veca.utils.extras import require_extra
 from veca.utils.files import atomic_path, check_writable
+from veca.utils.imports import require_extra
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

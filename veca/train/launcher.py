@@ -18,7 +18,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
 from lightning.pytorch.trainer.call import _call_callback_hooks
 
-from veca.utils.leaving import PATIENCE, STOPPED, describe, flush, leave, say, started_ranks
+from veca.utils.process import PATIENCE, STOPPED, describe, flush, leave, say, started_ranks
 
 
 class RankLauncher(_SubprocessScriptLauncher):

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from veca.utils.extras import require_extra
+from veca.utils.imports import require_extra
 
 Array = NDArray[np.float32]
 Method = Literal["umap", "pca"]
