@@ -4,10 +4,14 @@ import numpy as np
 import pytest
 
 from veca import create_model
-from veca.optim.settings import Optimization, warmup_cosine
+from veca.optim.settings import Optimization
 
 STAGE_1 = {"lr": 4e-4, "min_lr": 5e-5, "warmup_steps": 20, "max_steps": 120}
 POINTS = (0, 1, 10, 19, 20, 21, 45, 70, 119, 120)
+
+
+def warmup_cosine(step, *, warmup_steps, max_steps, **rates):
+    return optimization(**rates).rate(step, warmup=warmup_steps, max_steps=max_steps)
 
 
 def expected(step, *, lr, min_lr, warmup_steps, max_steps):

@@ -75,16 +75,9 @@ def make_optimizer(
 ) -> torch.optim.Optimizer:
     """NorMuon for `split.matrices`, AdamW for `split.rest`, in one object with two parameter groups.
 
-    Args:
-        split: what `split_parameters` returned.
-        lr: learning rate of both algorithms.
-        weight_decay: decay of both; cautious for the matrices, plain for everything else.
-        momentum: NorMuon's momentum, with Nesterov's look-ahead.
-        beta2: memory of NorMuon's row second moment.
-        betas: memories of AdamW's first and second moment.
-        backend: `dion`, `veca` (ours), or `auto`: dion where it can be imported. dion corrects AdamW's bias
-            by the steps of the run, ours (like torch) by the steps in which the parameter had a gradient.
-        bf16_on_cpu: let NorMuon orthogonalise in bf16 on a CPU too, as it does on GPUs.
+    Decay is cautious for the matrices, plain for everything else; `bf16_on_cpu` lets NorMuon orthogonalise in
+    bf16 on a CPU too, as it does on GPUs. dion corrects AdamW's bias by the steps of the run, ours (like
+    torch) by the steps in which the parameter had a gradient.
     """
     if backend not in ("auto", "veca", "dion"):
         raise ValueError(f"backend must be one of auto, veca, dion; got {backend!r}. Try auto.")
@@ -121,14 +114,10 @@ class NorMuonAdamW(torch.optim.Optimizer):
         bf16_on_cpu: bool = False,
     ) -> None:
         self._bf16_on_cpu = bf16_on_cpu
+        matrices, rest = _parameters(split.matrices), _parameters(split.rest)
         groups: list[dict[str, Any]] = [
-            {
-                "params": _parameters(split.matrices),
-                "algorithm": "normuon",
-                "momentum": momentum,
-                "beta2": beta2,
-            },
-            {"params": _parameters(split.rest), "algorithm": "adamw", "betas": betas, "eps": ADAMW_EPS},
+            {"params": matrices, "algorithm": "normuon", "momentum": momentum, "beta2": beta2},
+            {"params": rest, "algorithm": "adamw", "betas": betas, "eps": ADAMW_EPS},
         ]
         super().__init__(groups, {"lr": lr, "weight_decay": weight_decay})
 
@@ -146,7 +135,8 @@ class NorMuonAdamW(torch.optim.Optimizer):
                 loss = closure()
         for group in self.param_groups:
             if group["algorithm"] == "normuon":
-                self._step_normuon(group)
+                hyper = {key: group[key] for key in ("lr", "weight_decay", "momentum", "beta2")}
+                normuon_step(group["params"], self.state, bf16_on_cpu=self._bf16_on_cpu, **hyper)
             else:
                 self._step_adamw(group)
         return loss
@@ -161,10 +151,6 @@ class NorMuonAdamW(torch.optim.Optimizer):
                     f'{", ".join(sorted(missing))}. Choose the backend that wrote it ("dion"?).'
                 )
         super().load_state_dict(state_dict)
-
-    def _step_normuon(self, group: dict[str, Any]) -> None:
-        hyper = {key: group[key] for key in ("lr", "weight_decay", "momentum", "beta2")}
-        normuon_step(group["params"], self.state, bf16_on_cpu=self._bf16_on_cpu, **hyper)
 
     def _step_adamw(self, group: dict[str, Any]) -> None:
         active = [parameter for parameter in group["params"] if parameter.grad is not None]

@@ -121,10 +121,8 @@ def _directions(
 ) -> dict[Tensor, Tensor]:
     """polar(U) of every active weight: each rank computes its share, then all share the results."""
     ranks = num_ranks()
-    owner, me = (
-        owners([weight.shape for weight in weights], num_ranks=ranks),
-        dist.get_rank() if ranks > 1 else 0,
-    )
+    me = dist.get_rank() if ranks > 1 else 0
+    owner = owners([weight.shape for weight in weights], num_ranks=ranks)
     mine = [w for w, rank in zip(weights, owner, strict=True) if rank == me and w.grad is not None]
     directions: dict[Tensor, Tensor] = {}
     for same in _by_shape(mine):
@@ -146,19 +144,20 @@ def _exchange(
 
     A rank's message: one flag per weight (has it a gradient here?), then its results, each at a fixed place.
     """
-    starts, length = _places(weights, owner)
-    message = torch.zeros(length, dtype=dtype, device=weights[0].device)
+    ends = [len(weights)] * (max(owner) + 1)  # of what each rank sends; the flags come first
+    places = {}
+    for weight, rank in zip(weights, owner, strict=True):
+        places[weight] = slice(ends[rank], ends[rank] + weight.numel())
+        ends[rank] = places[weight].stop
+    message = torch.zeros(max(ends), dtype=dtype, device=weights[0].device)
     message[: len(weights)] = 1
     for index, weight in enumerate(weights):
         if weight.grad is None:
             message[index] = 0
-    places = {
-        weight: slice(start, start + weight.numel()) for weight, start in zip(weights, starts, strict=True)
-    }
     if mine:
         slots = [message[places[weight]].view(weight.shape) for weight in mine]
         torch._foreach_copy_(slots, list(mine.values()))
-    messages = message.new_empty(dist.get_world_size(), length)
+    messages = message.new_empty(dist.get_world_size(), len(message))
     dist.all_gather(list(messages.unbind()), message)
     flags = messages[:, : len(weights)]
     # Asynchronous, because reading the flags on the host would stall a GPU in every step.
@@ -168,16 +167,6 @@ def _exchange(
         for weight, rank in zip(weights, owner, strict=True)
         if weight.grad is not None
     }
-
-
-def _places(weights: Sequence[Tensor], owner: Sequence[int]) -> tuple[list[int], int]:
-    """Where each weight's result starts in its owner's message, and the length of the longest message."""
-    ends = [len(weights)] * (max(owner) + 1)  # the flags come first
-    starts = []
-    for weight, rank in zip(weights, owner, strict=True):
-        starts.append(ends[rank])
-        ends[rank] += weight.numel()
-    return starts, max(ends)
 
 
 def _normalise_rows(directions: Tensor, second_moments: list[Tensor], *, beta2: float) -> Tensor:

@@ -71,9 +71,8 @@ class Optimization:
         self, student: nn.Module, *, max_steps: int, steps_per_epoch: float, bf16_on_cpu: bool = False
     ) -> tuple[Optimizer, LambdaLR]:
         """The optimizer and its per-step schedule for a run of `max_steps`."""
-        if self.warmup_steps is not None:
-            warmup = self.warmup_steps
-        else:
+        warmup = self.warmup_steps
+        if warmup is None:
             assert self.warmup_epochs is not None
             warmup = round(self.warmup_epochs * steps_per_epoch)
         if not 0 <= warmup < max_steps:
@@ -94,35 +93,23 @@ class Optimization:
             bf16_on_cpu=bf16_on_cpu,
         )
 
-        def factor(step: int) -> float:
-            rate = warmup_cosine(
-                step,
-                lr=self.lr,
-                min_lr=self.min_lr,
-                warmup_steps=warmup,
-                max_steps=max_steps,
-                decay_steps=self.decay_steps,
-            )
-            return rate / self.lr
+        return optimizer, LambdaLR(
+            optimizer, lambda step: self.rate(step, warmup=warmup, max_steps=max_steps) / self.lr
+        )
 
-        return optimizer, LambdaLR(optimizer, factor)
+    def rate(self, step: int, *, warmup: int, max_steps: int) -> float:
+        """Learning rate of `step`, counted from 0: linear warmup from the minimum, then a cosine back to it.
 
-
-def warmup_cosine(
-    step: int, *, lr: float, min_lr: float, warmup_steps: int, max_steps: int, decay_steps: int | None = None
-) -> float:
-    """Learning rate of `step`, counted from 0: linear warmup from the minimum, then a cosine back to it.
-
-    With `decay_steps` the rate stays at its height until that many steps before the end. Such a run can be
-    prolonged as long as its decay has not begun; a short decay from any checkpoint gives a finished model.
-    Past `max_steps` the rate stays at the minimum, so that a run prolonged by hand does not climb again.
-    """
-    top = warmup_steps if decay_steps is None else max(warmup_steps, max_steps - decay_steps)
-    if step < warmup_steps:
-        height = step / warmup_steps
-    elif step < top:
-        height = 1.0
-    else:
-        progress = min(1.0, (step - top) / (max_steps - top))
-        height = (1 + math.cos(math.pi * progress)) / 2
-    return min_lr + (lr - min_lr) * height
+        With `decay_steps` the rate stays at its height until that many steps before the end. Such a run can
+        be prolonged as long as its decay has not begun; a short decay from any checkpoint gives a finished
+        model. Past `max_steps` the rate stays at the minimum: a run prolonged by hand does not climb again.
+        """
+        top = warmup if self.decay_steps is None else max(warmup, max_steps - self.decay_steps)
+        if step < warmup:
+            height = step / warmup
+        elif step < top:
+            height = 1.0
+        else:
+            progress = min(1.0, (step - top) / (max_steps - top))
+            height = (1 + math.cos(math.pi * progress)) / 2
+        return self.min_lr + (self.lr - self.min_lr) * height

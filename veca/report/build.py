@@ -19,7 +19,7 @@ from veca.probes.results import Results, elastic_lines, is_share, markdown, tabl
 from veca.report.stage import Stage, read_stages
 from veca.report.verdict import BUDGET, judge
 from veca.report.views import snapshot_views
-from veca.train.environment import facts, gather
+from veca.train.snapshots import facts, gather
 from veca.train.validation import QUANTITIES
 from veca.utils.chart import Line, bar_chart, coloured, finite, line_chart, number
 from veca.utils.files import write_text_atomic

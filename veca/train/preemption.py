@@ -13,7 +13,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.utilities import rank_zero_only
 
-from veca.train.budgets import any_rank
+from veca.train.ddp import any_rank
 from veca.train.slurm import requeue, under_slurm
 from veca.utils.process import STOPPED, stop_signals
 

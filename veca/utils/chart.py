@@ -53,7 +53,8 @@ def line_chart(
     x = _fit([point[0] for line in lines for point in line.points], LEFT, WIDTH - RIGHT)
     values = [point[1] for line in lines for point in line.points] + [0.0] * from_zero
     y = _fit(values, HEIGHT - BOTTOM, TOP, margin=0.0 if from_zero else 0.05)
-    axes = _x_axis(x, x_ticks or ticks(x.low, x.high)) + _y_axis(y)
+    places = x_ticks or ticks(x.low, x.high)
+    axes = "".join(_text(x(at), HEIGHT - BOTTOM + 15, number(at)) for at in places) + _y_axis(y)
     drawn = "".join(_draw(line, x, y) for line in lines)
     return _frame(axes + drawn, x_label, y_label) + legend(lines)
 
@@ -148,10 +149,6 @@ def _draw(line: Line, x: Scale, y: Scale) -> str:
             tip = escape(f"{line.name}, {number(at)}: {number(value)}")
             svg += f'<circle cx="{a}" cy="{b}" r="3" fill="{line.colour}"><title>{tip}</title></circle>'
     return svg
-
-
-def _x_axis(x: Scale, places: Sequence[float]) -> str:
-    return "".join(_text(x(at), HEIGHT - BOTTOM + 15, number(at)) for at in places)
 
 
 def _y_axis(y: Scale) -> str:

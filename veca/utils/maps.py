@@ -131,9 +131,7 @@ def _umap(rows: Tensor, *, seed: int) -> Tensor:
     fitted = np.zeros(len(vectors), dtype=bool)
     fitted[np.random.default_rng(seed).permutation(len(vectors))[:MAX_FITTED]] = True
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore"
-        )  # of umap-learn's dependencies about each other, and about equal vectors
+        warnings.simplefilter("ignore")  # dependencies of umap-learn about each other, and equal vectors
         # One thread and a seed: the same picture every time.
         mapper = import_module("umap").UMAP(
             n_components=3,

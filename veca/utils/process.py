@@ -49,10 +49,9 @@ started_ranks: list[subprocess.Popen[bytes]] = []  # by this process
 class StopSignals:
     """Notes the first signal that asks this process to stop."""
 
-    def __init__(self) -> None:
-        self.received: signal.Signals | None = None
-        self.checkpoints: Path | None = None  # where a run that trains would go on from
-        self._may_wait = True
+    received: signal.Signals | None = None
+    checkpoints: Path | None = None  # where a run that trains would go on from
+    _may_wait = True
 
     def let_go(self) -> None:
         """The first signal ends the process, for a run that saves nothing; Ctrl-C as it does in Python."""
