@@ -135,8 +135,7 @@ class NorMuonAdamW(torch.optim.Optimizer):
                 loss = closure()
         for group in self.param_groups:
             if group["algorithm"] == "normuon":
-                hyper = {key: group[key] for key in ("lr", "weight_decay", "momentum", "beta2")}
-                normuon_step(group["params"], self.state, bf16_on_cpu=self._bf16_on_cpu, **hyper)
+                self._step_normuon(group)
             else:
                 self._step_adamw(group)
         return loss
@@ -151,6 +150,10 @@ class NorMuonAdamW(torch.optim.Optimizer):
                     f'{", ".join(sorted(missing))}. Choose the backend that wrote it ("dion"?).'
                 )
         super().load_state_dict(state_dict)
+
+    def _step_normuon(self, group: dict[str, Any]) -> None:
+        hyper = {key: group[key] for key in ("lr", "weight_decay", "momentum", "beta2")}
+        normuon_step(group["params"], self.state, bf16_on_cpu=self._bf16_on_cpu, **hyper)
 
     def _step_adamw(self, group: dict[str, Any]) -> None:
         active = [parameter for parameter in group["params"] if parameter.grad is not None]

@@ -128,7 +128,7 @@ def _last_good(trainer: Trainer) -> str | None:
         if isinstance(each, ModelCheckpoint) and each.dirpath:
             with suppress(ValueError):  # none is intact
                 found = newest_intact(Path(each.dirpath))
-                return found and str(found)
+                return None if found is None else str(found)
     return None
 
 
