@@ -3,6 +3,8 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from veca.utils.imports import find_former_places
+
 if TYPE_CHECKING:
     from veca.checkpoint import load_model
     from veca.data.views import preprocess
@@ -28,3 +30,6 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'veca' has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)
+
+
+find_former_places()

@@ -25,8 +25,8 @@ from torch.export import Dim, ExportedProgram
 from veca.checkpoint import load_model
 from veca.data.views import MEAN, STD
 from veca.model import Veca
-from veca.utils.extras import require_extra
 from veca.utils.files import atomic_path, check_writable
+from veca.utils.imports import require_extra
 
 SUFFIXES = {"onnx": ".onnx", "torch": ".pt2"}
 INPUT = "images"

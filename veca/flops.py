@@ -17,9 +17,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from veca.data.resolutions import Phase, ResolutionSchedule
 from veca.model import Veca, create_model
 from veca.model.sizes import SIZES, Size
-from veca.optim.division import owners
-from veca.optim.normuon import POLAR_COEFFICIENTS
-from veca.optim.split import split_parameters
+from veca.optim.combined import split_parameters
+from veca.optim.normuon import POLAR_COEFFICIENTS, owners
 from veca.teachers.dinov3 import dinov3_config, is_gated
 from veca.teachers.random import TINY
 from veca.utils.recipes import load_recipe

@@ -12,8 +12,7 @@ from veca import create_model, flops
 from veca.bench.plan import DEVICES, plan, plan_lines, state_bytes
 from veca.flops import count_work, divide_batch, read_recipe, resolution_shares
 from veca.model.sizes import SIZES, Size
-from veca.optim import split_parameters
-from veca.optim.combined import NorMuonAdamW
+from veca.optim.combined import NorMuonAdamW, split_parameters
 from veca.optim.normuon import polar_express
 
 RECIPES = Path(__file__).resolve().parents[2] / "recipes"

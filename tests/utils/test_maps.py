@@ -163,7 +163,7 @@ def test_umap_learns_from_some_and_places_the_rest(monkeypatch: pytest.MonkeyPat
 
 def test_without_umap_it_is_pca(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(maps, "find_spec", lambda name: None)
-    monkeypatch.setattr("veca.utils.extras.find_spec", lambda name: None)
+    monkeypatch.setattr("veca.utils.imports.find_spec", lambda name: None)
     assert choose_method(None) == "pca"
     assert choose_method("pca") == "pca"
     with pytest.raises(ValueError, match=r"veca\[figures\]"):

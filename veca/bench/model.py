@@ -39,7 +39,7 @@ from veca.model.rope import frequencies, patch_coordinates
 from veca.model.sizes import Size, resolve_size
 from veca.teachers.dinov3 import dinov3_config
 from veca.types import Features
-from veca.utils.memory import keep_memory
+from veca.utils.process import keep_memory
 
 RESOLUTIONS = (256, 512, 768, 1024)
 TURN = 0.1  # seconds; an attention path at 256 px takes a few milliseconds

@@ -21,7 +21,7 @@ from veca.flops import (
     saved_bytes,
 )
 from veca.model import Veca
-from veca.optim.split import split_parameters
+from veca.optim.combined import split_parameters
 
 
 class Device(NamedTuple):

@@ -42,7 +42,7 @@ from veca.probes.classify import EPOCHS
 from veca.probes.heads import RATES, fit_linear
 from veca.teachers import OfflineTeacher, Teacher
 from veca.teachers.dinov3 import is_gated
-from veca.train.budgets import STRATEGY_NAME
+from veca.train.ddp import STRATEGY_NAME
 from veca.train.distill import Distill
 from veca.train.losses import distillation_loss
 from veca.train.run_dir import MetricsLog

@@ -46,15 +46,10 @@ class _AsTyped(DefaultHelpFormatter):
 
 
 class VerbParser:
-    """The command line of one function.
+    """The command line of one function, whose signature and docstring are the schema and the help.
 
-    Args:
-        function: What the verb runs; its signature and docstring are the schema and the help.
-        name: The verb as typed, e.g. `veca probe knn`.
-        example: A command that works, shown first in the help.
-        inputs: The parameters that bare words give, in order; the last takes all that are left if it is
-            a list.
-        defaults: Values of parameters that the function itself requires.
+    `name` is the verb as typed. Bare words give the parameters in `inputs`, in order; the last takes all that
+    are left if it is a list. `defaults` are values of parameters that the function itself requires.
     """
 
     def __init__(

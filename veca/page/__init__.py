@@ -7,7 +7,7 @@ from contextlib import suppress
 from types import FrameType
 
 from veca.checkpoint import load_model
-from veca.utils.extras import require_extra
+from veca.utils.imports import require_extra
 from veca.utils.precision import FLOAT32, InferencePrecision
 
 _PORT = 7860

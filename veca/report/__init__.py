@@ -18,7 +18,7 @@ from markupsafe import Markup
 from veca.probes.results import Results, elastic_picture, markdown, table
 from veca.report.stages import BUDGET, Stage, judge, read_stages
 from veca.report.views import data_address, snapshot_views
-from veca.train.environment import facts, gather
+from veca.train.snapshots import facts, gather
 from veca.train.validation import QUANTITIES
 from veca.utils.chart import Line, bar_chart, finite, line_chart, number
 from veca.utils.files import write_text_atomic

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from veca.probes.results import Results, read_results
-from veca.train.environment import ENVIRONMENT_NAME, Start, read_environment
 from veca.train.run_dir import METRICS_NAME, read_metrics
-from veca.train.snapshots import Snapshot, read_snapshots
+from veca.train.snapshots import ENVIRONMENT_NAME, Snapshot, Start, read_environment, read_snapshots
 from veca.utils.chart import Line, Points, line_chart, number
 
 CONFIG_NAME = "config.yaml"

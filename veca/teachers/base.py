@@ -10,7 +10,7 @@ Shapes: B batch, N patches of the student's grid, D teacher width.
 import hashlib
 import json
 from abc import ABC, abstractmethod
-from typing import Any, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -215,3 +215,29 @@ def _check_micro_batch(micro_batch: MicroBatch) -> None:
             "micro_batch must be a positive number of images, or one per resolution like "
             f"{{256: 128, 768: 8}}; got {micro_batch!r}. Leave it out to pass whole batches."
         )
+
+
+class CachedTargets(Teacher):
+    """No teacher: the former way to write `data.targets`, which `veca fit` still reads."""
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        teacher: str | None = None,
+        views: int | None = None,
+        dtype: Literal["fp16", "bf16", "int8"] | None = None,
+    ) -> None:
+        raise ValueError(
+            f"CachedTargets({path}) is no teacher: stored targets come with the data. Train from them by "
+            "data.targets; elsewhere name the teacher that made them."
+        )
+
+    def input_size(self, height: int, width: int) -> tuple[int, int]:
+        raise NotImplementedError
+
+    def encode(self, pixels: Tensor) -> Encoding:
+        raise NotImplementedError
+
+    def _identity(self) -> dict[str, Any]:
+        raise NotImplementedError

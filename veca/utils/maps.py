@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from veca.utils.extras import require_extra
+from veca.utils.imports import require_extra
 
 Array = NDArray[np.float32]
 Method = Literal["umap", "pca"]
@@ -136,8 +136,7 @@ def _umap(rows: Tensor, *, seed: int) -> Tensor:
     fitted = np.zeros(len(vectors), dtype=bool)
     fitted[np.random.default_rng(seed).permutation(len(vectors))[:MAX_FITTED]] = True
     with warnings.catch_warnings():
-        # Of umap-learn's dependencies about each other, and about equal vectors.
-        warnings.simplefilter("ignore")
+        warnings.simplefilter("ignore")  # dependencies of umap-learn about each other, and equal vectors
         # One thread and a seed: the same picture every time.
         mapper = import_module("umap").UMAP(
             n_components=3,
