@@ -29,7 +29,7 @@ from veca.data.resolutions import PATCH_SIZE
 from veca.data.views import normalise
 from veca.model import Veca
 from veca.teachers.base import Encoding, Normalisation, Teacher, weights_fingerprint
-from veca.teachers.tokens import TokenTeacher, size_options
+from veca.teachers.transformers import TokenTeacher, size_options
 
 UNIT = Normalisation.from_unit((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
 RAW_SIDE = 16
