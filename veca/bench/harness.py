@@ -206,7 +206,7 @@ def losses(results: dict[str, Measured], kept: dict[str, dict[str, float]]) -> d
 
 def _run(only: Sequence[str] | None, out: Path) -> dict[str, Measured]:
     """The results of the benchmarks, written as they come; what `only` leaves out stays in the file."""
-    chosen = MODULES if only is None else only
+    chosen = list(MODULES) if only is None else list(only)
     unknown = sorted(set(chosen) - set(MODULES))
     if unknown:
         raise ValueError(f"only: no benchmark {', '.join(unknown)}; there are {', '.join(MODULES)}.")

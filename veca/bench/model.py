@@ -169,9 +169,8 @@ def train_flops(resolution: int, budget: int = BUDGET) -> int:
     return int(counter.get_total_flops())
 
 
-def _images(resolution: int, patches: int) -> Tensor:
-    batch = max(1, round(patches / (resolution // PATCH_SIZE) ** 2))
-    return torch.randn(batch, 3, resolution, resolution)
+def _images(side: int, patches: int) -> Tensor:
+    return torch.randn(max(1, round(patches / (side // PATCH_SIZE) ** 2)), 3, side, side)
 
 
 def _forward(run: Run, images: Tensor) -> None:
@@ -219,11 +218,8 @@ def growth_case(run: Run, kind: str, *, patches: int, repeats: int) -> Case:
 def memory_case(*, resolution: int, batch: int, budget: int) -> Case:
     """Of a few processes each: a single peak may be a fifth off."""
 
-    def peak(name: str) -> dict[str, float]:
-        return {name: _peak(name, resolution, batch, budget)}
-
     return Case(
-        candidates={name: partial(peak, name) for name in CANDIDATES},
+        candidates={name: partial(_peak, name, resolution, batch, budget) for name in CANDIDATES},
         ratios={
             f"train/r{resolution}/{peer}_memory_over_veca": Ratio(peer, "veca", Goal(1.0))
             for peer in CANDIDATES[1:]
@@ -234,13 +230,13 @@ def memory_case(*, resolution: int, batch: int, budget: int) -> Case:
     )
 
 
-def _peak(name: str, *sizes: int) -> float:
+def _peak(name: str, *sizes: int) -> dict[str, float]:
     command = [sys.executable, "-m", "veca.bench.model", name, *map(str, sizes)]
-    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    return {name: float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)}
 
 
 def _measure_peak(name: str, resolution: int, batch: int, budget: int) -> None:
-    """In a process of its own: how far a training step raises the peak of the resident memory."""
+    """How far a training step raises the peak of this process's resident memory."""
     run = candidate(name, budget=budget)
     _train(run, torch.randn(1, 3, 64, 64))
     before = _peak_kilobytes()
@@ -259,8 +255,7 @@ def _peak_kilobytes() -> int:
 def straightforward(model: Veca, images: Tensor, budget: int) -> Features:
     """The features of `model` without RoPE augmentation, as one writes VECA down from the method.
 
-    Nothing here is slow on purpose: three products for q, k and v, the rotation as the formula reads, angles
-    of all tokens computed again in every layer, and everything concatenated where the method does it.
+    Nothing here is slow on purpose: the rotation as the formula reads, its angles in every layer again.
     """
     z = model.patch_embed(images)
     rows, cols = z.shape[-2:]
@@ -287,16 +282,13 @@ def straightforward(model: Veca, images: Tensor, budget: int) -> Features:
 
 
 def _attend(attn: CoreAttention, x: Tensor, coordinates: Tensor, turn_rate: Tensor, budget: int) -> Tensor:
-    q, k, v = (_heads(project(x), attn.num_heads) for project in (attn.q, attn.k, attn.v))
+    products = (project(x).unflatten(-1, (attn.num_heads, -1)) for project in (attn.q, attn.k, attn.v))
+    q, k, v = (product.transpose(1, 2) for product in products)  # (B, H, T, h)
     q, k = _turn(q, coordinates, turn_rate), _turn(k, coordinates, turn_rate)
     cores = F.scaled_dot_product_attention(q[:, :, :budget], k, v)
     patches = F.scaled_dot_product_attention(q[:, :, budget:], k[:, :, :budget], v[:, :, :budget])
     out: Tensor = attn.out(torch.cat((cores, patches), dim=2).transpose(1, 2).flatten(2))
     return out
-
-
-def _heads(x: Tensor, num_heads: int) -> Tensor:
-    return x.reshape(*x.shape[:2], num_heads, -1).transpose(1, 2)  # (B, H, T, h)
 
 
 def _turn(x: Tensor, coordinates: Tensor, turn_rate: Tensor) -> Tensor:
