@@ -81,8 +81,7 @@ def export(
         else:
             with path.open("wb") as file:  # by name it would insist on .pt2 for the temporary too
                 torch.export.save(program, file)
-            with path.open("rb") as file:
-                exported = torch.export.load(file).module()
+            exported = open_program(path)
         # Against float32 arithmetic on the weights as they were rounded: the file's errors, and no others.
         error = compare(exported, AtBudget(network.model.float(), budget), half=half)
     sizes = ", ".join(f"{16 * rows}×{16 * cols}" for rows, cols in GRIDS)
@@ -126,6 +125,12 @@ def open_onnx(path: Path) -> Network:
 
     session = onnxruntime.InferenceSession(path.read_bytes(), providers=["CPUExecutionProvider"])
     return lambda images: tuple(map(torch.from_numpy, session.run(list(OUTPUTS), {INPUT: images.numpy()})))
+
+
+def open_program(path: Path) -> Network:
+    """A torch.export file as a function."""
+    with path.open("rb") as file:
+        return torch.export.load(file).module()
 
 
 @torch.no_grad()
