@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from veca.checkpoint import load_model
     from veca.data.views import preprocess
     from veca.model import Veca, create_model
-    from veca.model.packaged import list_models
+    from veca.model.sizes import list_models
     from veca.types import Features
 
 __version__ = "0.1.0"
@@ -19,7 +19,7 @@ _HOMES = {
     "Features": "veca.types",
     "Veca": "veca.model",
     "create_model": "veca.model",
-    "list_models": "veca.model.packaged",
+    "list_models": "veca.model.sizes",
     "load_model": "veca.checkpoint",
     "preprocess": "veca.data.views",
 }

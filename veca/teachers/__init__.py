@@ -12,8 +12,8 @@ no gradient. A checkpoint never holds one. Where targets are stored (`data.targe
 """
 
 from veca.teachers.base import CachedTargets, MicroBatch, Teacher
+from veca.teachers.dinov3 import OfflineTeacher
 from veca.teachers.efficientnet import EfficientNetTeacher
-from veca.teachers.random import OfflineTeacher
 from veca.teachers.transformers import TransformersTeacher
 
 __all__ = [
