@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from veca.data.decode import BadImage
 from veca.data.tars import BrokenArchive
-from veca.utils.files import in_bytes
+from veca.utils.files import check_writable, in_bytes
 from veca_data.archives import stream_images
 from veca_data.images import Encoding, pack
 from veca_data.listing import Entry, Listing, ListingBuilder, Reject, listed, ranks, sample_key
@@ -96,6 +96,7 @@ def make_shards(
         part=part,
         max_rejects=max_rejects,
     )
+    check_writable(Path(out))
     size = ShardSize(shard_samples, None if shard_samples else shard_bytes or DEFAULT_SHARD_BYTES)
     encoding = Encoding(max_short_side, quality)
     processes = num_workers(workers)

@@ -208,8 +208,6 @@ def _record_path(out: Path, shard: str) -> Path:
 
 
 def _check_place(out: Path, source: Path) -> None:
-    if out.exists() and not out.is_dir():
-        raise ValueError(f"out {out} is a file. Give a folder.")
     if source.is_dir() and out.resolve().is_relative_to(source.resolve()):
         raise ValueError(
             f"out {out} lies inside the source {source}, so that the next run would find the shards among "
