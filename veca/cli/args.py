@@ -83,6 +83,7 @@ class VerbParser:
         """The same words as jsonargparse reads them: every value in full, behind a name."""
         spelled: list[str] = []
         bare: list[str] = []
+        unknown: list[str] = []
         left = list(words)
         while left:
             word = left.pop(0)
@@ -95,7 +96,10 @@ class VerbParser:
                 spelled.append(f"--{field[3:]}=false")
                 continue
             if field not in self._actions:
-                raise ValueError(self._unknown(flag))
+                unknown.append(self._unknown(flag))
+                if not equals and left and not left[0].startswith("--"):
+                    left.pop(0)  # its value; where it is a bare word, no harm is done: nothing will run
+                continue
             if not equals and self._is_switch(field):
                 value = left.pop(0) if left and left[0] in _SWITCH_VALUES else "true"
             elif not equals:
@@ -103,6 +107,8 @@ class VerbParser:
                     raise ValueError(f"{flag} needs a value (see {self.name} --help).")
                 value = left.pop(0)
             spelled.append(f"--{field}={self._listed(field, value)}")
+        if unknown:
+            raise ValueError(" ".join(unknown))
         spelled += self._place(bare)
         given = {word.partition("=")[0] for word in spelled}
         return spelled + [

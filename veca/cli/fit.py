@@ -119,6 +119,7 @@ class VecaCLI(LightningCLI):
             problems += cluster_problems(**devices, num_nodes=trainer.num_nodes)
             world_size = trainer.num_nodes * num_devices(**devices)
             problems += port_problems(world_size=world_size)
+        problems += _ckpt_problems(config.ckpt_path, _run_folder(config) / "checkpoints")
         alone = ArgumentParser()
         alone.add_class_arguments(ShardDataModule, "data")
         try:
@@ -169,7 +170,7 @@ class VecaCLI(LightningCLI):
 
     @property
     def _folder(self) -> Path:
-        return Path(self.config[self.subcommand].trainer.default_root_dir or "runs/unnamed")
+        return _run_folder(self.config[self.subcommand])
 
     def _savers(self, config: Namespace) -> list[Callback]:
         folder = self._folder / "checkpoints"
@@ -229,11 +230,27 @@ def _data_problems(
     ]
 
 
+def _run_folder(config: Namespace) -> Path:
+    return Path(config.trainer.default_root_dir or "runs/unnamed")
+
+
+def _ckpt_problems(given: str | None, checkpoints: Path) -> list[str]:
+    """A checkpoint to go on from that is not there; what `last` stands for is found later."""
+    path = _named_checkpoint(given or "last", checkpoints)
+    if given in (None, "last") or path.is_file():
+        return []
+    return [f"ckpt_path = {given}: there is no {path}. `last` finds a run's newest checkpoint."]
+
+
+def _named_checkpoint(given: str, checkpoints: Path) -> Path:
+    return checkpoints / "best.ckpt" if given == "best" else Path(given)
+
+
 def _resolve_ckpt_path(given: str | None, checkpoints: Path, *, may_be_missing: bool) -> Path | None:
     """`last` is the newest intact checkpoint of the run's folder; where there is none yet, the beginning."""
     if given is None:
         return None
-    path = {"best": checkpoints / "best.ckpt"}.get(given, Path(given))
+    path = _named_checkpoint(given, checkpoints)
     if given == "last":
         found = newest_intact(checkpoints)
         if found is None and may_be_missing:
