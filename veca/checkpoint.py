@@ -120,19 +120,6 @@ def checksum_problem(path: Path) -> str | None:
     return None if bad is None else f"{path} is damaged: the checksum of its part {bad} does not hold"
 
 
-def run_model(checkpoint: dict[str, Any], *, source: str) -> Veca:
-    """The student of a run's Lightning checkpoint."""
-    if CONTROL_KEY in checkpoint:
-        raise ValueError(f"{source} is of a full-attention control, which `veca probe` and init_from open.")
-    if SIZE_KEY not in checkpoint:
-        raise ValueError(f"{source} has no {SIZE_KEY!r}: its student is not a Veca of ours.")
-    try:
-        size = Size(**checkpoint[SIZE_KEY])
-    except TypeError as error:
-        raise ValueError(f"{source} has damaged size fields: {error}.") from None
-    return build_model(Veca, size, student_tensors(checkpoint), source=source)
-
-
 def student_tensors(checkpoint: dict[str, Any]) -> dict[str, Tensor]:
     """The student's part of a run's checkpoint, by the student's own names."""
     return {
@@ -177,7 +164,15 @@ def _load_file(path: Path) -> Veca:
         model.facts = dict(AUTHORS_FACTS)
         return model
     if isinstance(content.get("state_dict"), dict):
-        model = run_model(content, source=str(path))
+        if CONTROL_KEY in content:
+            raise ValueError(f"{path} is of a full-attention control, which `veca probe` and init_from open.")
+        if SIZE_KEY not in content:
+            raise ValueError(f"{path} has no {SIZE_KEY!r}: its student is not a Veca of ours.")
+        try:
+            size = Size(**content[SIZE_KEY])
+        except TypeError as error:
+            raise ValueError(f"{path} has damaged size fields: {error}.") from None
+        model = build_model(Veca, size, student_tensors(content), source=str(path))
         model.facts = run_facts(path)
         return model
     raise ValueError(

@@ -6,10 +6,8 @@
     model = AutoModel.from_pretrained("my-model")  # a folder written by save_pretrained, or a Hub id
 
 It is an import of its own because it brings all of transformers with it. No code is read from a model folder.
-
-Files hold a Veca's own tensor names, so that `veca.load_model` and `from_pretrained` read the same folder,
-whichever of the two wrote it: the prefix that the inner model adds is taken off when saving and put on when
-loading.
+Files hold a Veca's own tensor names, without the prefix that the inner model adds, so that `veca.load_model`
+and `from_pretrained` read the same folder, whichever of the two wrote it.
 
 Shapes: B batch, C active cores, N patches, D width.
 """
@@ -89,9 +87,6 @@ class VecaConfig(BackboneConfigMixin, PretrainedConfig):
         return Size(**{name: getattr(self, name) for name in Size.__dataclass_fields__})
 
 
-_WHERE = ("cache_dir", "token", "revision", "local_files_only", "subfolder")  # arguments that locate a file
-
-
 @dataclass
 class VecaBackboneOutput(BackboneOutput):
     """Feature maps (B, D, rows, cols) of the layers asked for, and the global feature of each, (B, D)."""
@@ -129,7 +124,8 @@ class VecaPreTrainedModel(PreTrainedModel):
         cls, pretrained_model_name_or_path: str | os.PathLike[str] | None, *args: Any, **kwargs: Any
     ) -> Any:
         if pretrained_model_name_or_path is not None:
-            where = {name: kwargs[name] for name in _WHERE if kwargs.get(name) is not None}
+            locating = ("cache_dir", "token", "revision", "local_files_only", "subfolder")
+            where = {name: kwargs[name] for name in locating if kwargs.get(name) is not None}
             found = cached_file(
                 pretrained_model_name_or_path,
                 WEIGHTS_NAME,
@@ -148,9 +144,6 @@ class VecaPreTrainedModel(PreTrainedModel):
     def _init_weights(self, module: nn.Module) -> None:
         """A Veca initialises itself when it is built."""
 
-    def _budget(self, budget: int | None) -> int | None:
-        return self.config.budget if budget is None else budget
-
 
 class VecaModel(VecaPreTrainedModel):
     """`last_hidden_state` is the cores, then the patches (B, C + N, D); `pooler_output` is core 0 (B, D).
@@ -163,7 +156,9 @@ class VecaModel(VecaPreTrainedModel):
     ) -> BaseModelOutputWithPooling | tuple[Tensor, Tensor]:
         """Normalised images (B, 3, H, W) at a budget; by default the config's, else all cores."""
         _refuse_hidden_states(kwargs)
-        features = self.veca(pixel_values.to(self.dtype), budget=self._budget(budget))
+        features = self.veca(
+            pixel_values.to(self.dtype), budget=self.config.budget if budget is None else budget
+        )
         tokens = torch.cat((features.cores, features.patches), dim=1)
         if return_dict is False:
             return tokens, features.cls
@@ -193,7 +188,7 @@ class VecaBackbone(BackboneMixin, VecaPreTrainedModel):
             reshape=True,
             return_class_token=True,
             norm=self.config.apply_layernorm,
-            budget=self._budget(budget),
+            budget=self.config.budget if budget is None else budget,
         )
         maps, classes = (
             {layer + 1: pair[i] for layer, pair in zip(layers, given, strict=True)} for i in (0, 1)
@@ -260,20 +255,16 @@ def answer_for_local_folders() -> None:
 
     @functools.wraps(original)
     def from_pretrained(cls: type, name_or_path: str | os.PathLike[str], *args: Any, **kwargs: Any) -> Any:
-        if _holds_veca(Path(name_or_path)):
+        try:
+            config = json.loads((Path(name_or_path) / CONFIG_NAME).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            config = None
+        if isinstance(config, dict) and config.get("model_type") == MODEL_TYPE:
             kwargs.pop("use_timm_backbone", None)
             return VecaBackbone.from_pretrained(name_or_path, *args, **kwargs)
         return original(name_or_path, *args, **kwargs)
 
     setattr(AutoBackbone, "from_pretrained", classmethod(from_pretrained))  # noqa: B010  # typed as a fixed method
-
-
-def _holds_veca(folder: Path) -> bool:
-    try:
-        config = json.loads((folder / CONFIG_NAME).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    return isinstance(config, dict) and config.get("model_type") == MODEL_TYPE
 
 
 AutoConfig.register(VecaConfig.model_type, VecaConfig, exist_ok=True)

@@ -33,45 +33,7 @@ PREPROCESSOR_NAME = "preprocessor_config.json"
 PREPROCESSOR = {"image_processor_type": "VecaImageProcessor", "resolution": 256}
 LICENCE_FACTS = ("license", "license_name", "license_link")  # metadata of the card, in the Hub's spelling
 RESULTS_FACT = "results"
-
-CARD = """---
-{{ card_data }}
----
-
-# An elastic vision backbone (VECA)
-
-One set of weights, any number of active cores: attention cost is linear in image size, and the
-budget is chosen at inference.
-
-```python
-import veca
-
-model = veca.load_model("path/to/this/folder")
-features = model(veca.preprocess("photo.jpg"), budget={{ budgets[0] }})  # Features(cls, patches, cores, grid)
-```
-
-With transformers: after `import veca.interop`, `AutoModel`, `AutoBackbone` and
-`pipeline("image-feature-extraction")` read this folder without remote code.
-
-| | |
-|---|---|
-| parameters | {{ "{:,}".format(parameters) }} |
-| width, layers, heads | {{ size.width }}, {{ size.depth }}, {{ size.num_heads }} |
-| budgets (active cores) | {{ budgets | join(", ") }} |
-| images | sides that are multiples of {{ size.patch_size }}, (RGB / 255 − mean) / std of ImageNet |
-{% for name, fact in facts.items() -%}
-| {{ name }} | {{ fact }} |
-{% endfor %}
-{% if results -%}
-## Results of frozen features
-
-{{ results }}
-{% endif %}
-{% if "teacher" not in facts -%}
-The teacher was not recorded. A model distilled from DINOv3 comes under Meta's DINOv3 licence.
-{% endif %}
-Method: "Elastic Attention Cores for Scalable Vision Transformers" (arXiv 2605.12491).
-"""
+CARD = Path(__file__).parent / "card.md.j2"
 
 
 class HubFolder(
@@ -93,7 +55,7 @@ class HubFolder(
                 setattr(data, name, facts.pop(name))
         card: ModelCard = ModelCard.from_template(
             card_data=data,
-            template_str=CARD,
+            template_path=str(CARD),
             results=facts.pop(RESULTS_FACT, None),
             facts=facts,
             size=model.size,
@@ -112,34 +74,17 @@ class HubFolder(
             write_text_atomic(save_directory / name, json.dumps(content, indent=2) + "\n")
 
     @classmethod
-    def _from_pretrained(
-        cls,
-        *,
-        model_id: str,
-        revision: str | None,
-        cache_dir: str | Path | None,
-        force_download: bool,
-        local_files_only: bool,
-        token: str | bool | None,
-        **model_kwargs: Any,
-    ) -> Self:
-        def find(name: str) -> Path:
-            if Path(model_id).is_dir():
-                return Path(model_id) / name
-            return Path(
-                hf_hub_download(
-                    model_id,
-                    name,
-                    revision=revision,
-                    cache_dir=cache_dir,
-                    force_download=force_download,
-                    local_files_only=local_files_only,
-                    token=token,
-                )
-            )
-
-        model = read_folder(cast("type[Veca]", cls), find(CONFIG_NAME), find(WEIGHTS_NAME), source=model_id)
-        return cast(Self, model)
+    def _from_pretrained(cls, *, model_id: str, **options: Any) -> Self:
+        # The mixin adds the size fields, which are read again with the rest of the config.
+        access = ("revision", "cache_dir", "force_download", "local_files_only", "token")
+        where = {name: options[name] for name in access}
+        config, weights = (
+            Path(model_id) / name
+            if Path(model_id).is_dir()
+            else Path(hf_hub_download(model_id, name, **where))
+            for name in (CONFIG_NAME, WEIGHTS_NAME)
+        )
+        return cast(Self, read_folder(cast("type[Veca]", cls), config, weights, source=model_id))
 
 
 def packaged_folder(name: str) -> Path:
@@ -154,30 +99,27 @@ def packaged_folder(name: str) -> Path:
 
 
 def read_folder(cls: "type[Veca]", config_path: Path, weights_path: Path, *, source: str) -> "Veca":
-    """The model of a saved folder, with the facts it was saved with."""
-    size, facts = read_config(config_path)
-    model = build_model(cls, size, read_tensors(weights_path), source=source)
-    if isinstance(facts, dict):
-        model.facts = {str(name): str(fact) for name, fact in facts.items()}
-    return model
+    """The model of a saved folder, with the facts it was saved with.
 
-
-def read_config(path: Path) -> tuple[Size, Any]:
-    """Size and facts of a config.json; keys of other libraries (transformers adds some) are passed over."""
-    if not path.is_file():
-        raise FileNotFoundError(f"no {path.name} in {path.parent}: not a saved model.")
+    Keys of other libraries in config.json (transformers adds some) are passed over.
+    """
+    if not config_path.is_file():
+        raise FileNotFoundError(f"no {config_path.name} in {config_path.parent}: not a saved model.")
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config = json.loads(config_path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ValueError(f"{path} is not valid JSON: {error}.") from None
+        raise ValueError(f"{config_path} is not valid JSON: {error}.") from None
     if not isinstance(config, dict) or config.get("model_type") != MODEL_TYPE:
         found = config.get("model_type") if isinstance(config, dict) else type(config).__name__
-        raise ValueError(f"{path} must say model_type: {MODEL_TYPE!r}; got {found!r}.")
+        raise ValueError(f"{config_path} must say model_type: {MODEL_TYPE!r}; got {found!r}.")
     missing = sorted({"width", "depth", "num_heads", "ffn_ratio"} - set(config))
     if missing:
-        raise ValueError(f"{path} lacks {', '.join(missing)}. Save the model again with save_pretrained.")
-    fields = {name: value for name, value in config.items() if name in Size.__dataclass_fields__}
-    return Size(**fields), config.get("facts")
+        raise ValueError(f"{config_path} lacks {', '.join(missing)}. Save the model again with save_pretrained.")
+    size = Size(**{name: value for name, value in config.items() if name in Size.__dataclass_fields__})
+    model = build_model(cls, size, read_tensors(weights_path), source=source)
+    if isinstance(facts := config.get("facts"), dict):
+        model.facts = {str(name): str(fact) for name, fact in facts.items()}
+    return model
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
