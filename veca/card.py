@@ -15,7 +15,6 @@ import yaml
 from veca.data.stored_targets import TargetsSource
 from veca.model.hub import RESULTS_FACT
 
-PROBE_FORMAT = "veca-probe"
 CHECKPOINTS = "checkpoints"
 
 DINOV3_LICENCE = {
@@ -105,7 +104,7 @@ def _probe_results(run: Path) -> Iterator[dict[str, Any]]:
             try:
                 body = json.loads(path.read_text(encoding="utf-8"))
                 own = folder == run or run in Path(body["model"]).resolve().parents
-                if body["format"] == PROBE_FORMAT and body["results"] and own:
+                if body["format"] == "veca-probe" and body["results"] and own:
                     yield body
             except (OSError, ValueError, KeyError, TypeError):
                 continue  # some other JSON
@@ -115,10 +114,8 @@ def _markdown(body: dict[str, Any]) -> str:
     """The rows of a probe as a Markdown table, under a line that says what was measured."""
     rows = body["results"]
     columns = [name for name in rows[0] if any(row.get(name) is not None for row in rows)]
-    lines = [columns, ["---"] * len(columns), *([_cell(row.get(name)) for name in columns] for row in rows)]
+    lines = [columns, ["---"] * len(columns)]
+    for values in (map(row.get, columns) for row in rows):
+        lines.append(["–" if v is None else f"{v:.3f}" if isinstance(v, float) else str(v) for v in values])
     table = "\n".join("| " + " | ".join(line) + " |" for line in lines)
     return f"{body.get('probe', 'probe')} on {Path(str(body.get('data', ''))).name}:\n\n{table}"
-
-
-def _cell(value: Any) -> str:
-    return "–" if value is None else f"{value:.3f}" if isinstance(value, float) else str(value)

@@ -114,7 +114,9 @@ def read_folder(cls: "type[Veca]", config_path: Path, weights_path: Path, *, sou
         raise ValueError(f"{config_path} must say model_type: {MODEL_TYPE!r}; got {found!r}.")
     missing = sorted({"width", "depth", "num_heads", "ffn_ratio"} - set(config))
     if missing:
-        raise ValueError(f"{config_path} lacks {', '.join(missing)}. Save the model again with save_pretrained.")
+        raise ValueError(
+            f"{config_path} lacks {', '.join(missing)}. Save the model again with save_pretrained."
+        )
     size = Size(**{name: value for name, value in config.items() if name in Size.__dataclass_fields__})
     model = build_model(cls, size, read_tensors(weights_path), source=source)
     if isinstance(facts := config.get("facts"), dict):

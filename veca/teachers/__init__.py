@@ -6,9 +6,8 @@
 | `EfficientNetTeacher` | a pretrained ImageNet CNN | two small packages, no Hub |
 | `OfflineTeacher` | the DINOv3 architecture with seeded random weights | nothing |
 
-Every teacher normalises by itself, answers on the student's patch-16 grid, stays in eval mode and takes
-no gradient. A checkpoint never holds one. Where targets are stored (`data.targets`) there is none;
-`CachedTargets` is how older recipes say so.
+Every teacher normalises by itself and answers on the student's patch-16 grid. A checkpoint never holds one.
+Where targets are stored (`data.targets`) there is none; `CachedTargets` is how older recipes say so.
 """
 
 from veca.teachers.base import CachedTargets, MicroBatch, Teacher

@@ -9,7 +9,6 @@ Shapes: B batch, N patches of the student's grid, D teacher width.
 
 import hashlib
 import json
-from abc import ABC, abstractmethod
 from typing import Any, Literal, NamedTuple, Self
 
 import torch
@@ -50,8 +49,8 @@ class Encoding(NamedTuple):
     has_cls: bool = True  # False where `cls` is pooled from the patches
 
 
-class Teacher(nn.Module, ABC):
-    """A frozen network behind one call.
+class Teacher(nn.Module):
+    """A frozen network behind one call; subclasses define `input_size`, `encode` and `_identity`.
 
     Args:
         model: the network; it is set to eval mode and frozen.
@@ -135,17 +134,17 @@ class Teacher(nn.Module, ABC):
         """Weight (D, 3, 16, 16) and bias (D,) for the student's pixels; None when there is none."""
         return None
 
-    @abstractmethod
     def input_size(self, height: int, width: int) -> tuple[int, int]:
         """The size at which the network wants to see an image of the given size."""
+        raise NotImplementedError
 
-    @abstractmethod
     def encode(self, pixels: Tensor) -> Encoding:
         """Run the network on normalised pixels of `input_size`."""
+        raise NotImplementedError
 
-    @abstractmethod
     def _identity(self) -> dict[str, Any]:
         """What decides the targets beside weights and normalisation, as JSON."""
+        raise NotImplementedError
 
     def _targets(self, images: Tensor) -> Targets:
         height, width = images.shape[-2:]
@@ -162,21 +161,18 @@ class Teacher(nn.Module, ABC):
         return ((pixels - self._mean) / self._std).to(next(self.model.parameters()).dtype)
 
     def _images_per_pass(self, images: Tensor) -> int:
-        most = self._micro_batch_of(images)
+        height, width = images.shape[-2:]
+        if isinstance(self.micro_batch, dict):
+            largest = max(self.micro_batch)
+            holding = [resolution for resolution in self.micro_batch if height * width <= resolution**2]
+            scaled = max(1, self.micro_batch[largest] * largest**2 // (height * width))
+            most = self.micro_batch[min(holding)] if holding else scaled
+        else:
+            most = self.micro_batch or len(images)
         if images.device.type == "cpu" and torch.is_autocast_enabled("cpu"):
-            height, width = self.input_size(*images.shape[-2:])
-            return min(most, max(1, CPU_PASS_PIXELS // (height * width)))
+            rows, cols = self.input_size(height, width)
+            return min(most, max(1, CPU_PASS_PIXELS // (rows * cols)))
         return most
-
-    def _micro_batch_of(self, images: Tensor) -> int:
-        if not isinstance(self.micro_batch, dict):
-            return self.micro_batch or len(images)
-        area = images.shape[-2] * images.shape[-1]
-        for resolution, count in sorted(self.micro_batch.items()):
-            if area <= resolution**2:
-                return count
-        largest = max(self.micro_batch)
-        return max(1, self.micro_batch[largest] * largest**2 // area)
 
 
 def weights_fingerprint(module: nn.Module, identity: dict[str, Any]) -> str:
@@ -215,12 +211,3 @@ class CachedTargets(Teacher):
             f"CachedTargets({path}) is no teacher: stored targets come with the data. Train from them by "
             "data.targets; elsewhere name the teacher that made them."
         )
-
-    def input_size(self, height: int, width: int) -> tuple[int, int]:
-        raise NotImplementedError
-
-    def encode(self, pixels: Tensor) -> Encoding:
-        raise NotImplementedError
-
-    def _identity(self) -> dict[str, Any]:
-        raise NotImplementedError

@@ -25,11 +25,7 @@ _SHARP_LAYERS = ("patch_embeddings", "q_proj", "k_proj")
 
 
 def dinov3_config(size: Size, *, gated: bool, **options: Any) -> "transformers.DINOv3ViTConfig":
-    """DINOv3 of the width, depth and heads of `size`.
-
-    Its feed-forward is four times the width, as GELU, or `gated` as SwiGLU (S+). `options` are further
-    fields of the transformers config.
-    """
+    """DINOv3 of the width, depth and heads of `size`; its feed-forward is GELU, or `gated` SwiGLU (S+)."""
     return transformers.DINOv3ViTConfig(
         hidden_size=size.width,
         num_hidden_layers=size.depth,

@@ -32,14 +32,6 @@ _NORM_MISSING = frozenset(
     f"{family}_vision_model" for family in ("altclip", "chinese_clip", "clip", "metaclip_2")
 )
 _SUITABLE = "Take a vision transformer with one token per patch, e.g. DINOv3, DINOv2, ViT, CLIP or SigLIP."
-_IDENTITY_KEYS = (
-    "model_type",
-    "hidden_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "patch_size",
-    "num_register_tokens",
-)
 
 
 class TokenTeacher(Teacher):
@@ -61,10 +53,13 @@ class TokenTeacher(Teacher):
             micro_batch=micro_batch,
             compile_teacher=compile_teacher,
         )
-        self.patch_size = _side(config["patch_size"])
+        side = config["patch_size"]
+        sides = {side} if isinstance(side, int) else set(side)
+        if len(sides) != 1:
+            raise ValueError(f"a teacher needs square patches; this model has patch_size={side}.")
+        self.patch_size: int = sides.pop()
         self.num_registers: int = config.get("num_register_tokens") or 0
-        self._kind: str = config["model_type"]
-        self._identity_fields = {key: config.get(key) for key in _IDENTITY_KEYS}
+        self._config = config
         self._options = size_options(model)
 
     def input_size(self, height: int, width: int) -> tuple[int, int]:
@@ -75,11 +70,26 @@ class TokenTeacher(Teacher):
         output = self.model(pixel_values=pixels, **self._options)
         tokens: Tensor = output.last_hidden_state
         grid = pixels.shape[-2] // self.patch_size, pixels.shape[-1] // self.patch_size
-        cls, patches = self._split(tokens, output.get("pooler_output"), grid)
-        has_cls = tokens.shape[1] > patches.shape[1]
-        return Encoding(cls, patches.transpose(1, 2).unflatten(2, grid), has_cls)
+        num_patches, pooled = grid[0] * grid[1], output.get("pooler_output")
+        num_others = tokens.shape[1] - num_patches if tokens.ndim == 3 else -1
+        has_cls = num_others != 0 or pooled is None
+        if has_cls and num_others != 1 + self.num_registers:
+            raise ValueError(
+                f"{self._config['model_type']} cannot be a teacher: its output of shape "
+                f"{tuple(tokens.shape)} is not a global token, {self.num_registers} registers and "
+                f"{grid[0]}×{grid[1]} patches. {_SUITABLE}"
+            )
+        if has_cls and self._config["model_type"] in _NORM_MISSING:
+            tokens = self.model.get_submodule("post_layernorm")(tokens)
+        patches = tokens[:, -num_patches:].transpose(1, 2).unflatten(2, grid)
+        return Encoding(tokens[:, 0] if has_cls else pooled, patches, has_cls)
 
     def patch_projection(self) -> tuple[Tensor, Tensor] | None:
+        """The projection of the teacher's pixels, rewritten as the same function of the student's.
+
+        Both are (byte - mean) / std, so one is an affine function of the other, channel by channel; with
+        equal normalisations the factors are exactly 1 and 0.
+        """
         convolutions = [module for module in self.model.modules() if isinstance(module, nn.Conv2d)]
         if len(convolutions) != 1:
             return None
@@ -87,27 +97,24 @@ class TokenTeacher(Teacher):
         side = (PATCH_SIZE, PATCH_SIZE)
         if projection.in_channels != 3 or projection.kernel_size != side or projection.stride != side:
             return None
-        return _for_student_pixels(projection, self.normalisation)
-
-    def _split(self, tokens: Tensor, pooled: Tensor | None, grid: tuple[int, int]) -> tuple[Tensor, Tensor]:
-        """Global token (B, D) and patch tokens (B, N, D)."""
-        num_patches = grid[0] * grid[1]
-        num_others = tokens.shape[1] - num_patches if tokens.ndim == 3 else -1
-        if num_others == 0 and pooled is not None:
-            return pooled, tokens
-        if num_others != 1 + self.num_registers:
-            raise ValueError(
-                f"{self._kind} cannot be a teacher: its output of shape {tuple(tokens.shape)} is not a "
-                f"global token, {self.num_registers} registers and {grid[0]}×{grid[1]} patches. "
-                f"{_SUITABLE}"
-            )
-        if self._kind in _NORM_MISSING:
-            norm = self.model.get_submodule("post_layernorm")
-            tokens = norm(tokens)
-        return tokens[:, 0], tokens[:, -num_patches:]
+        weight = projection.weight.double()
+        bias = weight.new_zeros(len(weight)) if projection.bias is None else projection.bias.double()
+        mean, std = (weight.new_tensor(values) for values in self.normalisation)
+        student_mean, student_std = (weight.new_tensor(values) for values in IMAGENET)
+        bias = bias + weight.sum(dim=(2, 3)) @ ((student_mean - mean) / std)
+        weight = weight * (student_std / std)[:, None, None]
+        return weight.to(projection.weight.dtype), bias.to(projection.weight.dtype)
 
     def _identity(self) -> dict[str, Any]:
-        return self._identity_fields
+        keys = (
+            "model_type",
+            "hidden_size",
+            "num_hidden_layers",
+            "num_attention_heads",
+            "patch_size",
+            "num_register_tokens",
+        )
+        return {key: self._config.get(key) for key in keys}
 
 
 def size_options(model: nn.Module) -> dict[str, bool]:
@@ -129,28 +136,6 @@ def _checked_config(model: nn.Module) -> dict[str, Any]:
         reason = f"its config has no {missing[0]}" if missing else "it does not run on images alone"
         raise ValueError(f"{fields['model_type']} cannot be a teacher: {reason}. {_SUITABLE}")
     return fields
-
-
-def _side(patch_size: int | list[int] | tuple[int, ...]) -> int:
-    sides = {patch_size} if isinstance(patch_size, int) else set(patch_size)
-    if len(sides) != 1:
-        raise ValueError(f"a teacher needs square patches; this model has patch_size={patch_size}.")
-    return sides.pop()
-
-
-def _for_student_pixels(projection: nn.Conv2d, own: Normalisation) -> tuple[Tensor, Tensor]:
-    """Rewrite a projection of the teacher's pixels as the same function of the student's.
-
-    Both are (byte - mean) / std, so one is an affine function of the other, channel by channel. With equal
-    normalisations the factors are exactly 1 and 0.
-    """
-    weight = projection.weight.double()
-    bias = weight.new_zeros(len(weight)) if projection.bias is None else projection.bias.double()
-    mean, std = (weight.new_tensor(values) for values in own)
-    student_mean, student_std = (weight.new_tensor(values) for values in IMAGENET)
-    bias = bias + weight.sum(dim=(2, 3)) @ ((student_mean - mean) / std)
-    weight = weight * (student_std / std)[:, None, None]
-    return weight.to(projection.weight.dtype), bias.to(projection.weight.dtype)
 
 
 class TransformersTeacher(TokenTeacher):
@@ -180,11 +165,20 @@ class TransformersTeacher(TokenTeacher):
 
 def load_network(name_or_path: str, *, revision: str | None = None) -> tuple[nn.Module, Normalisation]:
     """A vision model, or the image tower of a model with two, and what it expects of its pixels."""
-    source = _source(name_or_path)
+    path = Path(name_or_path).expanduser()
+    looks_local = path.exists() or name_or_path.count("/") > 1 or name_or_path.startswith((".", "/", "~"))
+    if looks_local and not path.is_dir():  # a path that leads nowhere is not looked up on the Hub
+        raise FileNotFoundError(
+            f"{name_or_path} is not a folder. A teacher is a Hub id like "
+            "facebook/dinov3-vitb16-pretrain-lvd1689m, or a folder with config.json and model.safetensors."
+        )
+    source = str(path) if path.is_dir() else name_or_path
     try:
         return _load_model(source, revision), _load_normalisation(source, revision)
     except OSError as error:  # gated, missing, offline and "no safetensors" all arrive as OSError
-        raise FileNotFoundError(_explain(name_or_path, error)) from error
+        text = Path(__file__).with_name("cannot_load.txt").read_text(encoding="utf-8")
+        reason = str(error).strip().splitlines()[0]
+        raise FileNotFoundError(text.format(name=name_or_path, reason=reason)) from error
     except ValueError as error:
         if "trust_remote_code" not in str(error):
             raise
@@ -192,19 +186,6 @@ def load_network(name_or_path: str, *, revision: str | None = None) -> tuple[nn.
             f"name_or_path = {name_or_path}: must be a model that this release of transformers knows; this "
             "one brings code of its own, which is never executed. Take another one, or a newer transformers."
         ) from None
-
-
-def _source(name_or_path: str) -> str:
-    """The folder if there is one, else the Hub id; a path that leads nowhere is not looked up on the Hub."""
-    path = Path(name_or_path).expanduser()
-    if path.is_dir():
-        return str(path)
-    if path.exists() or name_or_path.count("/") > 1 or name_or_path.startswith((".", "/", "~")):
-        raise FileNotFoundError(
-            f"{name_or_path} is not a folder. A teacher is a Hub id like "
-            "facebook/dinov3-vitb16-pretrain-lvd1689m, or a folder with config.json and model.safetensors."
-        )
-    return name_or_path
 
 
 def _load_model(source: str, revision: str | None) -> nn.Module:
@@ -253,16 +234,3 @@ def _load_normalisation(source: str, revision: str | None) -> Normalisation:
             stacklevel=5,
         )
         return IMAGENET
-
-
-def _explain(name: str, error: OSError) -> str:
-    reason = str(error).strip().splitlines()[0]
-    return f"""teacher {name} cannot be loaded: {reason}
-Ways out:
-- gated (DINOv3): accept the licence on the model's Hub page, then run `hf auth login`;
-- misspelt: the DINOv3 ids are facebook/dinov3-{{vits16,vits16plus,vitb16,vitl16}}-pretrain-lvd1689m;
-- no network: download the model elsewhere and pass its folder (config.json, model.safetensors,
-  preprocessor_config.json), or train from cached targets, which needs no teacher;
-- no weights in safetensors: convert them, nothing is unpickled here;
-- to try things out: veca.teachers.EfficientNetTeacher (pretrained, from two small packages) or
-  veca.teachers.OfflineTeacher (random weights)."""
