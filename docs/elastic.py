@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from veca.figures.inputs import dense_features, open_models, read_view, veca_of
 from veca.figures.sheet import Tile, TileRow, draw_sheet, save
-from veca.flops import student_flops
+from veca.flops import forward_flops
 from veca.model import Veca
 from veca.utils.maps import joint_colours
 
@@ -36,7 +36,7 @@ def draw(model: str, photo: Path, out: Path) -> None:
     columns = [f"{RESOLUTION} × {RESOLUTION} pixels\n{side**2:,} patches"]
     for budget in BUDGETS:
         pairs = (2 * budget * side**2 + budget**2) / side**4
-        flops = student_flops(counted, resolution=RESOLUTION, budget=budget)
+        flops = forward_flops(counted, resolution=RESOLUTION, budget=budget)
         columns.append(f"{budget} cores, {flops / 1e9:.1f} GFLOPs\nattention {pairs:.1%} of full")
     shown = F.avg_pool2d(view[0].float(), 4).round().byte()  # a small file
     row = TileRow("", [Tile(shown.permute(1, 2, 0).numpy()), *map(Tile, colours)])

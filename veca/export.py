@@ -165,8 +165,7 @@ def write_onnx(program: ExportedProgram, network: AtBudget, path: Path) -> None:
     # The exporter tells of packages it does not need here and of its own deprecations.
     logger.setLevel(logging.ERROR)
     try:
-        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"), contextlib.redirect_stdout(io.StringIO()):
             written = torch.onnx.export(
                 program, (), input_names=[INPUT], output_names=list(OUTPUTS), dynamo=True, verbose=False
             )

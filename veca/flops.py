@@ -41,18 +41,13 @@ def meta_teacher(size: Size, *, gated: bool) -> nn.Module:
     return model.eval()
 
 
-def student_flops(student: Veca, *, resolution: int, budget: int) -> int:
-    """FLOPs of one image's forward pass."""
-    return _count(student, resolution=resolution, budget=budget).get_total_flops()
-
-
-def teacher_flops(teacher: nn.Module, *, resolution: int) -> int:
-    """FLOPs of one image's forward pass."""
-    return _count(teacher, resolution=resolution).get_total_flops()
+def forward_flops(model: nn.Module, *, resolution: int, **options: int) -> int:
+    """FLOPs of one image's forward pass, of student or teacher."""
+    return _count(model, resolution=resolution, **options).get_total_flops()
 
 
 def attention_flops(model: nn.Module, *, resolution: int, **options: int) -> int:
-    """FLOPs of one layer's projection–attention–projection path for one image, of student or teacher."""
+    """The same of one layer's projection–attention–projection path."""
     counts = _count(model, resolution=resolution, **options).get_flop_counts()
     # The first of the layers is as good as any; "attn" in a Veca, "attention" in a DINOv3.
     path = next(name for name in counts if name.rpartition(".")[2] in ("attn", "attention"))

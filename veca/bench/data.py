@@ -5,6 +5,7 @@ import itertools
 import shutil
 import subprocess
 import tempfile
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from functools import partial
@@ -63,7 +64,7 @@ def pixels(photos: Path | None = None, *, num_photos: int = 96, repeats: int = 9
         "obvious": _rounds(_obvious, verbatim),
         "verbatim": _rounds(_ours, verbatim),
         "small": _rounds(_ours, small),
-        "decode": _rounds(_decode, small),
+        "decode": _rounds(lambda images, _: [simplejpeg.decode_jpeg(data) for data in images], small),
     }
     with one_thread():
         yield Case(
@@ -79,7 +80,7 @@ def pixels(photos: Path | None = None, *, num_photos: int = 96, repeats: int = 9
         )
 
 
-def _rounds(run: Callable[[list[bytes], int], None], images: list[bytes]) -> Callable[[], None]:
+def _rounds(run: Callable[[list[bytes], int], object], images: list[bytes]) -> Callable[[], object]:
     """One call goes through all images; a number from which to seed the views is new in every round."""
     firsts = itertools.count(step=len(images))
     return lambda: run(images, next(firsts))
@@ -90,13 +91,7 @@ def _ours(images: list[bytes], first: int) -> None:
         draw_view(sample_generator(0, 0, str(first + number)), size=image_size(data), resolution=RESOLUTION)
         for number, data in enumerate(images)
     ]
-    for _ in render_all(images, views):
-        pass
-
-
-def _decode(images: list[bytes], _: int) -> None:
-    for data in images:
-        simplejpeg.decode_jpeg(data)
+    deque(render_all(images, views), maxlen=0)
 
 
 def _obvious(images: list[bytes], first: int) -> None:
@@ -118,19 +113,19 @@ def _obvious(images: list[bytes], first: int) -> None:
 
 def _pillow_op(image: Image.Image, op: str, m: float) -> Image.Image:
     """TrivialAugmentWide as one writes it with Pillow, at magnitude `m`."""
-    matrices = {
-        "ShearX": (1, m, 0, 0, 1, 0),
-        "ShearY": (1, 0, 0, m, 1, 0),
-        "TranslateX": (1, 0, -m, 0, 1, 0),
-        "TranslateY": (1, 0, 0, 0, 1, -m),
-    }
-    if op in matrices:
-        return image.transform(image.size, Image.Transform.AFFINE, matrices[op], Image.Resampling.NEAREST)
     if op in ("Brightness", "Color", "Contrast", "Sharpness"):
         enhanced: Image.Image = getattr(ImageEnhance, op)(image).enhance(1 + m)
         return enhanced
+
+    def affine(*matrix: float) -> Image.Image:
+        return image.transform(image.size, Image.Transform.AFFINE, matrix, Image.Resampling.NEAREST)
+
     functions: dict[str, Callable[[], Image.Image]] = {
         "Identity": lambda: image,
+        "ShearX": lambda: affine(1, m, 0, 0, 1, 0),
+        "ShearY": lambda: affine(1, 0, 0, m, 1, 0),
+        "TranslateX": lambda: affine(1, 0, -m, 0, 1, 0),
+        "TranslateY": lambda: affine(1, 0, 0, 0, 1, -m),
         "Rotate": lambda: image.rotate(m, Image.Resampling.NEAREST),
         "Posterize": lambda: ImageOps.posterize(image, int(m)),
         "Solarize": lambda: ImageOps.solarize(image, int(np.ceil(m))),
@@ -147,10 +142,7 @@ def _shrink(data: bytes) -> bytes:
 
 
 def photo_like(seed: int, size: tuple[int, int] | None = None, *, quality: int = QUALITY) -> bytes:
-    """A JPEG of noise with the 1/f spectrum of photographs, in three correlated channels.
-
-    Without a size, it is 640 to 1000 px wide.
-    """
+    """A JPEG of noise with the 1/f spectrum of photographs, in three correlated channels."""
     rng = np.random.default_rng(seed)
     width, height = size or (int(rng.integers(640, 1001)), int(rng.integers(480, 751)))
     frequency = np.hypot(np.fft.fftfreq(height)[:, None], np.fft.rfftfreq(width)[None])
@@ -260,9 +252,13 @@ def shards(folder: str | None = None, *, repeats: int = 5) -> Steps:
     """
     with tempfile.TemporaryDirectory() as scratch:
         work = Path(scratch)
-        files = Path(folder) if folder else _make_files(work / "files", NUM_FILES)
-        few = _some_files(files, work / "few", NUM_REENCODED)
-        megabytes = sum(path.stat().st_size for path in files.rglob("*") if path.is_file()) / 1e6
+        files = Path(folder) if folder else _make_files(work / "files")
+        paths = sorted(path for path in files.rglob("*") if path.is_file())
+        megabytes = sum(path.stat().st_size for path in paths) / 1e6
+        few = work / "few"
+        few.mkdir()
+        for path in paths[:NUM_REENCODED]:
+            (few / path.name).symlink_to(path.resolve())
         small = {"shard_samples": 25, "max_short_side": 256}
         yield Case(
             candidates={
@@ -301,17 +297,10 @@ def _make_shards(files: Path, out: Path, **options: Any) -> None:
         make_shards(files, out, val_share=0, max_rejects=1, **options)
 
 
-def _make_files(folder: Path, count: int) -> Path:
+def _make_files(folder: Path) -> Path:
     folder.mkdir()
     pictures = [photo_like(seed, (640, 480), quality=82) for seed in range(NUM_PICTURES)]
-    for i in range(count):
+    for i in range(NUM_FILES):
         comment = b"\xff\xfe\x00\x0a%08d" % i
         (folder / f"image_{i:06d}.jpg").write_bytes(pictures[i % NUM_PICTURES][:-2] + comment + b"\xff\xd9")
-    return folder
-
-
-def _some_files(files: Path, folder: Path, count: int) -> Path:
-    folder.mkdir()
-    for path in sorted(path for path in files.rglob("*") if path.is_file())[:count]:
-        (folder / path.name).symlink_to(path.resolve())
     return folder

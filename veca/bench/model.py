@@ -12,8 +12,6 @@ the matrix rate" means the same on every machine.
 Shapes: B batch, C active cores, N patches, T = C + N tokens, D width, H heads, h head width.
 """
 
-import re
-import resource
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -217,7 +215,6 @@ def growth_case(run: Run, kind: str, *, patches: int, repeats: int) -> Case:
 
 def memory_case(*, resolution: int, batch: int, budget: int) -> Case:
     """Of a few processes each: a single peak may be a fifth off."""
-
     return Case(
         candidates={name: partial(_peak, name, resolution, batch, budget) for name in CANDIDATES},
         ratios={
@@ -231,25 +228,15 @@ def memory_case(*, resolution: int, batch: int, budget: int) -> Case:
 
 
 def _peak(name: str, *sizes: int) -> dict[str, float]:
+    """How far a training step raises the peak of the resident memory of a process of its own."""
     command = [sys.executable, "-m", "veca.bench.model", name, *map(str, sizes)]
     return {name: float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)}
 
 
-def _measure_peak(name: str, resolution: int, batch: int, budget: int) -> None:
-    """How far a training step raises the peak of this process's resident memory."""
-    run = candidate(name, budget=budget)
-    _train(run, torch.randn(1, 3, 64, 64))
-    before = _peak_kilobytes()
-    _train(run, torch.randn(batch, 3, resolution, resolution))
-    print(_peak_kilobytes() - before)
-
-
 def _peak_kilobytes() -> int:
-    """This process's own peak; on Linux getrusage starts with that of the process which started it."""
-    status = Path("/proc/self/status")
-    if status.exists() and (found := re.search(r"VmHWM:\s+(\d+) kB", status.read_text(encoding="ascii"))):
-        return int(found[1])
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    """This process's own peak; getrusage starts with that of the process which started it."""
+    status = Path("/proc/self/status").read_text(encoding="ascii")
+    return int(status.partition("VmHWM:")[2].split()[0])
 
 
 def straightforward(model: Veca, images: Tensor, budget: int) -> Features:
@@ -300,4 +287,9 @@ def _turn(x: Tensor, coordinates: Tensor, turn_rate: Tensor) -> Tensor:
 
 if __name__ == "__main__":
     keep_memory()  # as `veca` itself does
-    _measure_peak(sys.argv[1], *map(int, sys.argv[2:]))
+    name, (resolution, batch, budget) = sys.argv[1], map(int, sys.argv[2:])
+    run = candidate(name, budget=budget)
+    _train(run, torch.randn(1, 3, 64, 64))
+    before = _peak_kilobytes()
+    _train(run, torch.randn(batch, 3, resolution, resolution))
+    print(_peak_kilobytes() - before)

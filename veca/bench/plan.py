@@ -4,19 +4,19 @@ FLOPs are counted, not quoted; of a recipe the YAML is read, and nothing of it i
 device's peak that a run reaches is an assumption, and the plan says so.
 """
 
-import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
 from veca.data.resolutions import PATCH_SIZE, Phase, ResolutionSchedule
 from veca.flops import (
+    forward_flops,
     mean_over_budgets,
     meta_student,
     meta_teacher,
     polar_flops_per_rank,
     saved_bytes,
-    student_flops,
-    teacher_flops,
 )
 from veca.model import SIZES, Size, Veca
 from veca.optim.combined import split_parameters
@@ -38,10 +38,6 @@ DEVICES = {
     "h100": Device("H100 SXM", 989e12, 80e9, usual=64),
 }
 NUM_TRAIN, NUM_VAL = 1_742_289, 80_000  # Objects365 v2 on disk
-NUM_IMAGES = NUM_TRAIN + NUM_VAL
-IMAGE_BYTES = 367e9 / NUM_IMAGES  # all of them take 367 GB
-REENCODED_BYTES = 43_600 + 2_048  # mean of 128 photos at short side 288, quality 92; tar headers
-REENCODED_CROP = 256  # the largest crop that a short side of 288 serves
 _DINOV3 = {"vits16": "small", "vits16plus": "small_plus", "vitb16": "base", "vitl16": "large"}
 
 
@@ -124,13 +120,44 @@ def plan(
     run, gpu = read_recipe(recipe), DEVICES[device]
     student = meta_student(run.size, run.overrides, teacher_width=run.teacher.width)
     work = count_work(run, student, devices=devices or gpu.usual)
-    rate = gpu.flops * utilisation
-    print(f"{recipe.name} on {work.devices} × {gpu.name}")
-    print(f"\n{_length(run, work)}\n\n{_flops(run, work)}\n\n{_time(run, work, gpu, utilisation)}")
-    print(f"\n{_memory(run, student, work, gpu)}\n")
-    if work.devices > 1:
-        print(f"{_traffic(student, work, rate)}\n")
-    print(_storage(run, student))
+    tokens = {size: (size // PATCH_SIZE) ** 2 + 1 for size in run.resolutions.resolutions}  # with CLS
+    largest = max(tokens)
+    count = work.batch[largest]
+    weights, states = sum(p.numel() for p in student.parameters()), state_bytes(student)
+    teacher = sum(p.numel() for p in meta_teacher(run.teacher, gated=run.gated).parameters())
+    targets = 4 * count * tokens[largest] * run.teacher.width
+    whole, again = (saved_bytes(student.size, resolution=largest, checkpointing=c) for c in (False, True))
+    matrices = sum(matrix.numel() for _, matrix in split_parameters(student).matrices)
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["f"] = format
+    text = environment.get_template("plan.txt.j2").render(
+        name=recipe.name,
+        run=run,
+        work=work,
+        checkpointed=work._replace(passes=4),
+        gpu=gpu,
+        utilisation=utilisation,
+        rate=gpu.flops * utilisation,
+        largest=largest,
+        count=count,
+        weights=weights,
+        states=states,
+        teacher=teacher,
+        targets=targets,
+        whole=whole,
+        again=again,
+        depth=student.size.depth,
+        sent=2 * (work.devices - 1) / work.devices * 4 * weights + 2 * matrices,
+        tokens=tokens,
+        num_train=NUM_TRAIN,
+        num_images=NUM_TRAIN + NUM_VAL,
+    )
+    print(text, end="")
 
 
 def read_recipe(path: Path) -> PlannedRun:
@@ -202,9 +229,9 @@ def count_work(run: PlannedRun, student: Veca, *, devices: int) -> Work:
     epoch = NUM_TRAIN // (max(batch.values()) * accumulate * devices)
     steps = run.max_steps if run.max_steps > 0 else run.max_epochs * epoch
     sizes = run.resolutions.resolutions
-    flops = {s: {b: student_flops(student, resolution=s, budget=b) for b in student.budgets} for s in sizes}
+    flops = {s: {b: forward_flops(student, resolution=s, budget=b) for b in student.budgets} for s in sizes}
     network = meta_teacher(run.teacher, gated=run.gated)
-    teacher = {size: teacher_flops(network, resolution=size) for size in sizes}
+    teacher = {size: forward_flops(network, resolution=size) for size in sizes}
     validation = 0  # a teacher pass and every validated budget
     for size, count in batch.items():
         limit = run.val_batches.get(size) if isinstance(run.val_batches, dict) else run.val_batches
@@ -255,130 +282,8 @@ def resolution_shares(run: PlannedRun, steps: int) -> dict[int, float]:
     return share
 
 
-def _length(run: PlannedRun, work: Work) -> str:
-    size, images = max(work.batch, key=lambda size: work.batch[size]), f"{work.images_per_step:,.0f}"
-    count, steps = work.batch[size], f"{work.steps:,}, from the recipe"
-    text = f"""length
-  images per step   {work.devices} devices × {count} × {work.accumulate} accumulated = {images}"""
-    if work.batch != run.resolutions.batch_sizes:
-        text += f"\n{'':20}needs --data.resolutions.batch_size {count}"
-    if run.max_steps < 1:
-        epoch = work.steps // run.max_epochs
-        text += f"\n  steps per epoch   ⌊{NUM_TRAIN:,} images / {images}⌋ = {epoch:,}"
-        steps = f"{run.max_epochs} epochs × {epoch:,} = {work.steps:,}"
-    return f"{text}\n  steps             {steps}"
-
-
-def _flops(run: PlannedRun, work: Work) -> str:
-    weights = ", ".join(f"{budget}:{weight:g}" for budget, weight in run.budgets.items())
-    again = ", and one forward again: activation checkpointing" if run.checkpointing else ""
-    step, training = f"{work.step_flops / 1e12:.2f} T", work.steps * work.step_flops
-    polar, device = f"{work.polar / 1e12:.3f} T", f"{work.device_flops / 1e12:.3f} T"
-    images = "".join(
-        f"  {size:4} px           {work.passes} × {work.student[size] / 1e9:.2f} G + "
-        f"{work.teacher[size] / 1e9:.2f} G = {work.per_image(size) / 1e9:.2f} G; {share:.1%} of the steps\n"
-        for size, share in work.share.items()
-    )
-    return f"""FLOPs (2 per multiply-add; counted on the meta device)
-  budgets           {weights}; the student's forward is the mean with these weights
-  an image costs    {work.passes} × student (backward = 2 × forward{again}) + teacher
-{images}  a step            Σ share × images × FLOPs = {step} over all devices
-  … per device      {step} / {work.devices} + Polar Express on the busiest {polar} = {device}
-  the run           {work.steps:,} × {step} = {training / 1e18:.2f} E
-  validation        {work.validation / 1e18:.3f} E, {work.validation / training:.1%} on top"""
-
-
-def _time(run: PlannedRun, work: Work, gpu: Device, utilisation: float) -> str:
-    rate = gpu.flops * utilisation
-    step, hours = work.device_flops / rate, work.hours(rate)
-    validation, speed = hours - work.steps * step / 3600, work.images_per_step / step
-    each, days = speed / work.devices, f"{hours / 24:.1f} days"
-    peak, reached, ms = f"{gpu.flops / 1e12:g}", f"{rate / 1e12:.1f}", f"{1000 * step:.2f} ms"
-    text = f"""time (ASSUMED, not measured: training reaches {utilisation:.0%} of the peak)
-  rate              {peak} TFLOP/s dense bf16 × {utilisation:g} = {reached} TFLOP/s per device
-  a step            {work.device_flops / 1e12:.3f} T / {reached} T/s = {ms}
-  throughput        {work.images_per_step:,.0f} / {ms} = {speed:,.0f} images/s, {each:,.0f} per device
-  wall-clock        {work.steps:,} × {ms} + validation {validation:.1f} h = {hours:,.1f} h ({days})
-  device hours      {hours:,.1f} h × {work.devices} = {hours * work.devices:,.0f}
-  to read           {speed:,.0f} images/s × {IMAGE_BYTES / 1e3:.0f} kB = {_mb(speed * IMAGE_BYTES)}/s
-  cross-check       the paper names 6 × L40S and no wall-clock: there is none to compare with"""
-    if not run.checkpointing:
-        again = work._replace(passes=work.passes + 1)
-        text += f"\n  … checkpointed    with activation checkpointing, {again.passes} × student: "
-        text += f"{again.hours(rate):,.1f} h"
-    return text
-
-
-def _memory(run: PlannedRun, student: Veca, work: Work, gpu: Device) -> str:
-    weights, states, size = _count(student), state_bytes(student), max(work.batch)
-    count = work.batch[size]
-    teacher = sum(p.numel() for p in meta_teacher(run.teacher, gated=run.gated).parameters())
-    targets = 4 * count * _num_tokens(size) * run.teacher.width
-    fixed = 8 * weights + states + 4 * teacher + targets
-    whole, again = (saved_bytes(student.size, resolution=size, checkpointing=c) for c in (False, True))
-    block = whole.per_image // student.size.depth
-    image = _mb(whole.per_image)
-    option = "" if run.checkpointing else " (--model.activation_checkpointing true)"
-
-    def in_all(amount: int) -> str:
-        fits = "fits" if amount < 0.9 * gpu.memory else "does NOT fit"
-        return f"{_gb(amount)}: {fits} in {gpu.memory / 1e9:.0f} GB less a tenth"
-
-    return f"""memory per device, at {count} images of {size} px and the full budget
-  weights, grads    {weights:,} × (4 + 4) B = {_gb(8 * weights)}
-  optimizer         NorMuon 4 B + one 4 B per row, AdamW 8 B: {_gb(states)}
-  teacher, targets  {teacher:,} × 4 B + float32 targets {_gb(targets)} = {_gb(4 * teacher + targets)}
-  activations       ESTIMATED from the tensors that autograd saves under bf16 autocast: {image} an image,
-                    {_mb(again.per_image)} with activation checkpointing + one block {_mb(block)}
-  in all            {in_all(fixed + whole.fixed + count * whole.per_image)}
-  … checkpointed    {in_all(fixed + again.fixed + count * (again.per_image + block))}{option}"""
-
-
-def _traffic(student: Veca, work: Work, rate: float) -> str:
-    matrices = sum(matrix.numel() for _, matrix in split_parameters(student).matrices)
-    sent = 2 * (work.devices - 1) / work.devices * 4 * _count(student) + 2 * matrices
-    needed = f"a tenth of a step at {sent / (0.1 * work.device_flops / rate) / 1e9:.1f} GB/s"
-    return f"""traffic (not part of the time above)
-  per step, device  gradients 2·(n−1)/n × 4 B + directions of NorMuon 2 B = {_gb(sent)}; {needed}"""
-
-
-def _storage(run: PlannedRun, student: Veca) -> str:
-    largest, file = max(run.resolutions.resolutions), 4 * _count(student) + state_bytes(student)
-    size, each = f"{NUM_IMAGES * REENCODED_BYTES / 1e9:.0f} GB", f"{REENCODED_BYTES / 1e3:.0f} kB"
-    small = f"{size} at short side 288, {each} an image"
-    if largest > REENCODED_CROP:
-        small = f"no: crops of {largest} px want a short side of {math.ceil(1.125 * largest)} px"
-    text = f"""storage
-  shards, verbatim  {NUM_IMAGES:,} images × {IMAGE_BYTES / 1e3:.0f} kB = 367 GB
-  … re-encoded      {small}
-  checkpoints       last two and best: 3 × (weights + optimizer {_gb(file)}) = {_gb(3 * file)}"""
-    for resolution in run.resolutions.resolutions:
-        tokens, width = _num_tokens(resolution), run.teacher.width
-        view = 2 * tokens * width
-        text += f"\n  cached targets    optional, {resolution} px: {tokens} tokens × {width} × 2 B = "
-        text += f"{view / 1e3:.0f} kB; × {NUM_TRAIN:,} = {view * NUM_TRAIN / 1e12:.2f} TB a view"
-    return text
-
-
 def state_bytes(student: Veca) -> int:
     """Optimizer state in float32: NorMuon's momentum and row moment, AdamW's two moments."""
     split = split_parameters(student)
     matrices = sum(matrix.numel() + matrix.shape[0] for _, matrix in split.matrices)
     return 4 * matrices + 8 * sum(parameter.numel() for _, parameter in split.rest)
-
-
-def _count(student: Veca) -> int:
-    return sum(parameter.numel() for parameter in student.parameters())
-
-
-def _num_tokens(resolution: int) -> int:
-    """Of the teacher's targets: patches and CLS."""
-    return (resolution // PATCH_SIZE) ** 2 + 1
-
-
-def _gb(amount: float) -> str:
-    return f"{amount / 1e9:.2f} GB"
-
-
-def _mb(amount: float) -> str:
-    return f"{amount / 1e6:,.0f} MB"

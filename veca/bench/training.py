@@ -7,15 +7,18 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections import UserList
+from collections.abc import Callable
 from contextlib import redirect_stderr
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+import numpy as np
 import torch
-from lightning.pytorch import LightningDataModule, LightningModule, Trainer
-from lightning.pytorch.callbacks import Callback
+from lightning.pytorch import LightningDataModule, Trainer
+from lightning.pytorch.callbacks import LambdaCallback
+from numpy.typing import NDArray
 
 from veca.bench.data import photo_shards, sample_reader
 from veca.bench.harness import Case, Goal, Ratio, Steps, benchmark, one_thread
@@ -27,12 +30,11 @@ from veca.data.stored_targets import open_cache
 from veca.data.stored_views import StoredViews
 from veca.data.views import View, normalise
 from veca.flops import (
+    forward_flops,
     mean_over_budgets,
     meta_student,
     meta_teacher,
     polar_flops_per_rank,
-    student_flops,
-    teacher_flops,
 )
 from veca.model import Veca
 from veca.model.sizes import resolve_size
@@ -54,9 +56,10 @@ UNTIMED = 2  # first steps of the loops, in which optimizer state is made
 RESOLUTION, BATCH_SIZE = 64, 16  # of the loops
 # An update costs as much as several images; in a small batch, `cache` would time the optimizer.
 CACHE_RESOLUTION, CACHE_BATCH_SIZE = 256, 32
-CACHES = ("fp16", "int8")
 # What a Trainer leaves in the environment of its process; another one would take itself for that rank.
 LAUNCH_VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "NODE_RANK", "LOCAL_RANK", "RANK")
+
+Clocks = NDArray[np.float64]  # seconds of CPU time and of wall-clock
 
 
 @benchmark
@@ -75,11 +78,11 @@ def loop(*, num_steps: int = LOG_EVERY, repeats: int = 5) -> Steps:
     with one_thread(), quiet_lightning():
         model, batches = make_model(), make_batches(num=4)
 
-        def timed(name: str, fit: Callable[..., Seconds]) -> dict[str, float]:
-            seconds = fit(copy.deepcopy(model), batches, num_steps=num_steps)
-            return {f"{name}_cpu": seconds.cpu, f"{name}_wall": seconds.wall}
+        def timed(name: str, fit: Callable[..., Clocks]) -> dict[str, float]:
+            cpu, wall = fit(copy.deepcopy(model), batches, num_steps=num_steps)
+            return {f"{name}_cpu": cpu, f"{name}_wall": wall}
 
-        loops: dict[str, Callable[..., Seconds]] = {"bare": fit_bare, "lightning": fit_lightning}
+        loops: dict[str, Callable[..., Clocks]] = {"bare": fit_bare, "lightning": fit_lightning}
         yield Case(
             candidates={name: partial(timed, name, fit) for name, fit in loops.items()},
             ratios={
@@ -93,18 +96,12 @@ def loop(*, num_steps: int = LOG_EVERY, repeats: int = 5) -> Steps:
         )
 
 
-class Seconds(NamedTuple):
-    """Two clocks: CPU time does not count what other processes take from this one, wall-clock does."""
-
-    cpu: float
-    wall: float
+def clocks() -> Clocks:
+    """CPU time, which does not count what other processes take from this one, and wall-clock, which does."""
+    return np.array([time.process_time(), time.perf_counter()])
 
 
-def since(cpu: float, wall: float) -> Seconds:
-    return Seconds(time.process_time() - cpu, time.perf_counter() - wall)
-
-
-def fit_bare(model: Distill, batches: list[Batch], *, num_steps: int) -> Seconds:
+def fit_bare(model: Distill, batches: list[Batch], *, num_steps: int) -> Clocks:
     """The work and nothing else; seconds of `num_steps` steps."""
     steps = UNTIMED + num_steps
     optimizer, scheduler = model.optimization.make(model.student, max_steps=steps, steps_per_epoch=steps)
@@ -112,10 +109,9 @@ def fit_bare(model: Distill, batches: list[Batch], *, num_steps: int) -> Seconds
     teacher = model.teacher
     assert teacher is not None
     model.train()
-    start = since(0, 0)
     for step, budget in enumerate(budgets):
         if step == UNTIMED:
-            start = since(0, 0)
+            start = clocks()
         batch = batches[step % len(batches)]
         targets = teacher(batch.images)
         features = model.student(normalise(batch.images), budget=budget)
@@ -124,26 +120,24 @@ def fit_bare(model: Distill, batches: list[Batch], *, num_steps: int) -> Seconds
         loss.backward()
         optimizer.step()
         scheduler.step()
-    return since(*start)
+    return clocks() - start
 
 
-def fit_lightning(model: Distill, batches: list[Batch], *, num_steps: int, devices: int = 1) -> Seconds:
+def fit_lightning(model: Distill, batches: list[Batch], *, num_steps: int, devices: int = 1) -> Clocks:
     """The same through a Trainer, as `veca fit` sets it up; seconds of `num_steps` steps."""
     data = MemoryData(batches, length=UNTIMED + num_steps)
-    return _fit(model, data, untimed=UNTIMED, num_steps=num_steps, devices=devices, log=True)
+    return _fit(model, data, untimed=UNTIMED, num_steps=num_steps, devices=devices)
 
 
 def _fit(
-    model: Distill,
-    data: LightningDataModule,
-    *,
-    untimed: int,
-    num_steps: int,
-    devices: int = 1,
-    log: bool = False,
-) -> Seconds:
-    """Seconds of the steps after the first, untimed ones."""
-    clock = StepClock(first=untimed)
+    model: Distill, data: LightningDataModule, *, untimed: int, num_steps: int, devices: int = 1
+) -> Clocks:
+    """Seconds of the steps after the first, untimed ones, with all hooks and logs."""
+    starts: list[Clocks] = []  # of every step, and last the end of the epoch
+
+    def mark(*_: object) -> None:
+        starts.append(clocks())
+
     with tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(
             accelerator="cpu",
@@ -152,8 +146,8 @@ def _fit(
             max_steps=untimed + num_steps,
             max_epochs=-1,
             log_every_n_steps=LOG_EVERY,
-            logger=MetricsLog(Path(folder)) if log else False,
-            callbacks=[clock],
+            logger=MetricsLog(Path(folder)),
+            callbacks=[LambdaCallback(on_train_batch_start=mark, on_train_epoch_end=mark)],
             default_root_dir=folder,
             enable_checkpointing=False,
             enable_progress_bar=False,
@@ -161,37 +155,7 @@ def _fit(
             limit_val_batches=0,
         )
         trainer.fit(model, datamodule=data)
-    return clock.seconds
-
-
-class StepClock(Callback):
-    """Seconds from the start of step `first` to the end of the epoch, with all hooks and logs."""
-
-    def __init__(self, *, first: int) -> None:
-        self._first = first
-        self._start = self.seconds = Seconds(0.0, 0.0)
-
-    def on_train_batch_start(
-        self, trainer: Trainer, pl_module: LightningModule, batch: Batch, batch_idx: int
-    ) -> None:
-        if trainer.global_step == self._first:
-            self._start = since(0, 0)
-
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.seconds = since(*self._start)
-
-
-class MemoryBatches:
-    """An iterable over `length` batches: the same few, over and over. Lightning would unpack a plain list."""
-
-    def __init__(self, batches: list[Batch], *, length: int) -> None:
-        self._batches, self._length = batches, length
-
-    def __len__(self) -> int:
-        return self._length
-
-    def __iter__(self) -> Iterator[Batch]:
-        return (self._batches[step % len(self._batches)] for step in range(self._length))
+    return starts[-1] - starts[untimed]
 
 
 class MemoryData(LightningDataModule):
@@ -202,12 +166,13 @@ class MemoryData(LightningDataModule):
         self.resolutions = ResolutionSchedule([Phase(0, {RESOLUTION: 1.0})], batch_size=BATCH_SIZE)
         self.resolution_of_step = self.resolutions.resolution
         self.stored = None
-        self._train = MemoryBatches(batches, length=length)
+        # Lightning would unpack a plain list.
+        self._train = UserList(batches[step % len(batches)] for step in range(length))
 
-    def train_dataloader(self) -> MemoryBatches:
+    def train_dataloader(self) -> UserList[Batch]:
         return self._train
 
-    def val_dataloader(self) -> list[MemoryBatches]:
+    def val_dataloader(self) -> list[Any]:
         return []  # nothing is validated, and Lightning need not warn of it
 
     def metrics(self) -> dict[str, float]:
@@ -222,7 +187,7 @@ def make_model(teacher: Teacher | None = None, **options: Any) -> Distill:
         torch.manual_seed(0)
         if options.get("stored") is None:
             teacher = teacher or OfflineTeacher()
-        return Distill(teacher, **{**defaults, **options})
+        return Distill(teacher, **defaults | options)
 
 
 def make_batches(*, num: int) -> list[Batch]:
@@ -255,7 +220,7 @@ def scale(*, num_steps: int = 40, repeats: int = 3) -> Steps:
     middle = sorted(BUDGETS)[len(BUDGETS) // 2]
     yield {
         "gradient_mb_per_step": 4 * sum(parameter.numel() for parameter in student.parameters()) / 1e6,
-        "forward_gflops_per_image": student_flops(student, resolution=RESOLUTION, budget=middle) / 1e9,
+        "forward_gflops_per_image": forward_flops(student, resolution=RESOLUTION, budget=middle) / 1e9,
         "normuon_gflops_one_rank": polar_flops_per_rank(student, num_ranks=1) / 1e9,
         "normuon_gflops_each_of_two": polar_flops_per_rank(student, num_ranks=2) / 1e9,
     }
@@ -291,7 +256,7 @@ def cache(*, size: str = "small", num_images: int = 64, num_steps: int = 1, repe
     """
     with one_thread(), quiet_lightning(), photo_shards(num_images) as folder:
         teacher = OfflineTeacher(size)
-        caches = {dtype: _make_cache(folder, teacher, dtype) for dtype in CACHES}
+        caches = {dtype: _make_cache(folder, teacher, dtype) for dtype in ("fp16", "int8")}
         schedule = ResolutionSchedule([Phase(0, {CACHE_RESOLUTION: 1.0})], batch_size=CACHE_BATCH_SIZE)
         options: dict[str, Any] = {"sources": folder, "resolutions": schedule, "num_workers": 0}
         data = {
@@ -304,7 +269,7 @@ def cache(*, size: str = "small", num_images: int = 64, num_steps: int = 1, repe
             stored = data[name].stored
             model = make_model(None if stored else teacher, stored=stored, size=size)
             # The first step makes the optimizer's state.
-            return {name: _fit(model, data[name], untimed=1, num_steps=num_steps).wall}
+            return {name: _fit(model, data[name], untimed=1, num_steps=num_steps)[1]}
 
         yield Case(
             candidates={name: partial(fit, name) for name in data},
@@ -331,17 +296,14 @@ def cache(*, size: str = "small", num_images: int = 64, num_steps: int = 1, repe
         )
 
 
-def flop_speedup(
-    size: str, *, resolution: int = CACHE_RESOLUTION, batch_size: int = CACHE_BATCH_SIZE
-) -> float:
+def flop_speedup(size: str, *, batch_size: int = CACHE_BATCH_SIZE) -> float:
     """FLOPs of a step with a live teacher over those of one without, mean over the budgets."""
     shape = resolve_size(size, {})
     student = meta_student(size, {}, teacher_width=shape.width)
-    forward = mean_over_budgets(
-        {budget: student_flops(student, resolution=resolution, budget=budget) for budget in BUDGETS}, BUDGETS
-    )
+    flops = {b: forward_flops(student, resolution=CACHE_RESOLUTION, budget=b) for b in BUDGETS}
+    forward = mean_over_budgets(flops, BUDGETS)
     update = polar_flops_per_rank(student, num_ranks=1) / batch_size
-    teacher = teacher_flops(meta_teacher(shape, gated=is_gated(size)), resolution=resolution)
+    teacher = forward_flops(meta_teacher(shape, gated=is_gated(size)), resolution=CACHE_RESOLUTION)
     return 1 + teacher / (3 * forward + update)
 
 
@@ -438,6 +400,6 @@ def probe(
 if __name__ == "__main__":
     with one_thread(), quiet_lightning():
         devices, num_steps = map(int, sys.argv[1:])
-        taken = fit_lightning(make_model(), make_batches(num=4), num_steps=num_steps, devices=devices)
+        _, wall = fit_lightning(make_model(), make_batches(num=4), num_steps=num_steps, devices=devices)
     if int(os.environ.get("LOCAL_RANK", 0)) == 0:
-        print(taken.wall)
+        print(wall)

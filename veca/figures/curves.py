@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from veca.backbones import Names, Numbers, split_names
 from veca.figures.inputs import choose_budgets, parse_numbers
 from veca.figures.sheet import check_out, save
-from veca.flops import attention_flops, meta_student, meta_teacher, student_flops, teacher_flops
+from veca.flops import attention_flops, forward_flops, meta_student, meta_teacher
 from veca.model import SIZES, create_model
 from veca.probes.results import BUDGETS, Results, elastic_values, is_share, read_results
 from veca.teachers.dinov3 import dinov3_config, is_gated
@@ -212,11 +212,9 @@ def count_flops(plan: CostPlan, *, resolution: int) -> dict[str, float]:
     size = replace(SIZES[plan.size], depth=plan.depth)
     student = meta_student(plan.size, {"depth": size.depth}, teacher_width=size.width)
     teacher = meta_teacher(size, gated=is_gated(plan.size))
-    whole = plan.part == "model"
-    student_count: Callable[..., int] = student_flops if whole else attention_flops
-    teacher_count: Callable[..., int] = teacher_flops if whole else attention_flops
-    counts = {_name(b): float(student_count(student, resolution=resolution, budget=b)) for b in plan.budgets}
-    return {**counts, PEER: float(teacher_count(teacher, resolution=resolution))}
+    count: Callable[..., int] = forward_flops if plan.part == "model" else attention_flops
+    counts = {_name(b): float(count(student, resolution=resolution, budget=b)) for b in plan.budgets}
+    return {**counts, PEER: float(count(teacher, resolution=resolution))}
 
 
 @torch.no_grad()

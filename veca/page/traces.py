@@ -16,7 +16,7 @@ from torch import Tensor
 
 from veca.data.decode import pixels_from_pil
 from veca.data.views import centre_crop, normalise
-from veca.flops import student_flops
+from veca.flops import forward_flops
 from veca.model import Size, Veca
 from veca.utils.precision import FLOAT32, InferencePrecision, computing_in
 
@@ -106,7 +106,7 @@ def cost(size: Size, *, resolution: int, budget: int) -> Cost:
     with torch.device("meta"):
         model = Veca(**size.as_dict()).eval()
     patches = (resolution // size.patch_size) ** 2
-    flops = student_flops(model, resolution=resolution, budget=budget)
+    flops = forward_flops(model, resolution=resolution, budget=budget)
     return Cost(flops, 2 * patches * budget + budget**2, patches**2)
 
 
