@@ -33,7 +33,7 @@ from veca.checkpoint import load_model
 from veca.data.decode import BadImage, decode, decode_pixels
 from veca.data.folders import REPEATED_FILE, check_regular, find_files, read_file
 from veca.data.index import INDEX_NAME, SPLITS, check_shards, open_sources
-from veca.data.reader import BadSample, ShardReader
+from veca.data.reader import ShardReader
 from veca.data.views import centre_crop, check_resolution, normalise
 from veca.model import Veca
 from veca.utils.files import atomic_path, check_writable, write_text_atomic
@@ -272,10 +272,7 @@ def _samples(folder: Path) -> Iterator[ListedImage]:
 
 
 def _read_sample(reader: ShardReader, shard: int, number: int, shard_name: str) -> tuple[str, bytes]:
-    try:
-        sample = reader.read(shard, number)
-    except BadSample as error:
-        raise BadImage(error.reason, str(error)) from None
+    sample = reader.read(shard, number)
     return f"{shard_name.removesuffix('.tar')}/{sample.key}", sample.image
 
 

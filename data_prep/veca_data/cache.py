@@ -46,7 +46,7 @@ from veca.data.index import (
     open_sources,
 )
 from veca.data.loader import WorkerOptions
-from veca.data.reader import BadSample, ShardReader, parse_header
+from veca.data.reader import ShardReader, parse_header
 from veca.data.stored_targets import PROJECTION_NAME, CacheSpec, npy_files, spec_problems, view_name
 from veca.data.stored_views import pack_rows
 from veca.data.tars import BLOCK
@@ -427,9 +427,9 @@ class ViewDataset(torch.utils.data.Dataset[ViewBatch]):
             views = {side: self._draw(key, size, shard.split, side) for side in self._spec.resolutions}
             images = {side: [render(sample.image, view) for view in drawn] for side, drawn in views.items()}
             return RenderedSample(key, views), images
-        except (BadSample, BadImage) as error:
+        except BadImage as error:
             key = key or self._first_key(shard.number, number)
-            return RenderedSample(key, {}, f"{error.reason}: {error}"), {}
+            return RenderedSample(key, {}, str(error)), {}
 
     def _draw(self, key: str, size: tuple[int, int], split: str, resolution: int) -> list[View]:
         """Random views of a training image, the centre of others."""

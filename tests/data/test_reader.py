@@ -12,8 +12,9 @@ import webdataset
 
 from tests.data.conftest import MakeShards
 from tests.data.shards import sample_members, tiny_jpeg, write_shard
+from veca.data.decode import BadImage
 from veca.data.index import Shard, open_sources
-from veca.data.reader import BadSample, ShardReader, parse_sample
+from veca.data.reader import ShardReader, parse_sample
 
 
 def shards_of(folder: Path) -> list[Shard]:
@@ -68,7 +69,7 @@ def test_every_kind_of_header_gives_the_same_members(tar_format: int, key: str) 
 @pytest.mark.parametrize("name", ["k.pkl", "k.pyd", "k.pth", "k.pt", "k.txt", "k", "k.jpg.gz", "k.npz"])
 def test_other_members_are_refused(name: str) -> None:
     data = tar_bytes([("k.jpg", b"abc"), (name, pickle.dumps(print))])
-    with pytest.raises(BadSample, match="is not one of jpg") as error:
+    with pytest.raises(BadImage, match="is not one of jpg") as error:
         parse_sample(data, shard=0, number=0)
     assert error.value.reason == "refused-member"
 
@@ -82,7 +83,7 @@ def test_links_and_devices_are_refused(kind: bytes) -> None:
         entry.linkname = "/etc/hostname"
         archive.addfile(entry)
         end = archive.offset
-    with pytest.raises(BadSample, match="not a regular file"):
+    with pytest.raises(BadImage, match="not a regular file"):
         parse_sample(file.getvalue()[:end], shard=0, number=0)
 
 
@@ -96,14 +97,14 @@ def test_links_and_devices_are_refused(kind: bytes) -> None:
     ids=["two keys", "no image", "two images"],
 )
 def test_a_sample_is_one_image_under_one_key(members: list[tuple[str, bytes]]) -> None:
-    with pytest.raises(BadSample, match="one image under one key"):
+    with pytest.raises(BadImage, match="one image under one key"):
         parse_sample(tar_bytes(members), shard=0, number=0)
 
 
 @pytest.mark.parametrize(("cut", "shift"), [(None, 512), (-512, 0), (-10, 0), (None, 100)])
 def test_offsets_that_miss_the_members_are_noticed(cut: int | None, shift: int) -> None:
     data = tar_bytes([("k.jpg", bytes(range(256)) * 8), ("k.json", b"{}")])
-    with pytest.raises(BadSample) as error:
+    with pytest.raises(BadImage) as error:
         parse_sample(data[shift:cut], shard=0, number=0)
     assert error.value.reason == "tar-header"
 

@@ -14,7 +14,7 @@ import pytest
 from tests.data.caches import write_cache
 from tests.data.conftest import MakeShards
 from veca.data.index import load_index, load_offsets, offsets_name
-from veca.data.stored_targets import DTYPES, CacheSpec, Layout, find_cache, open_cache
+from veca.data.stored_targets import DTYPES, Cache, CacheSpec, Layout, TargetsSource, open_cache
 
 SPEC = CacheSpec(
     teacher="a",
@@ -84,23 +84,27 @@ def test_the_layout_is_where_the_tar_has_it(make_shards: MakeShards, dtype: str)
             assert end - begin == layout.sample_bytes(json_bytes=about.size)
 
 
+def found(path: Path, **stated: Any) -> Cache:
+    return TargetsSource(str(path), **stated).open()
+
+
 def test_a_cache_is_found_beside_its_shards(make_shards: MakeShards, tmp_path: Path) -> None:
     shards = make_shards([3])
     with pytest.raises(FileNotFoundError, match=r"there is no cache in .*veca data cache"):
-        find_cache(shards)
+        found(shards)
     half = write_cache(shards, dtype="fp16")
     fine = write_cache(shards, dtype="bf16", views=2)
-    assert find_cache(half).folder == half
-    assert find_cache(shards, dtype="bf16").folder == fine
-    assert find_cache(shards, views=3, teacher="OfflineTeacher").folder == half
-    assert find_cache(shards, views=3, teacher=open_cache(half).spec.weights).folder == half
+    assert found(half).folder == half
+    assert found(shards, dtype="bf16").folder == fine
+    assert found(shards, views=3, teacher="OfflineTeacher").folder == half
+    assert found(shards, views=3, teacher=open_cache(half).spec.weights).folder == half
     with pytest.raises(ValueError, match=r"holds 2 caches: targets-.*Give the path of one"):
-        find_cache(shards)
+        found(shards)
     with pytest.raises(ValueError, match=r"teacher is OfflineTeacher / \w+, not dinov3; dtype is fp16, not"):
-        find_cache(half, teacher="dinov3", dtype="int8")
+        found(half, teacher="dinov3", dtype="int8")
     (half / "index.json").unlink()
     with pytest.raises(FileNotFoundError, match=r"is not finished.*goes on where it stopped"):
-        find_cache(half)
+        found(half)
 
 
 def test_an_index_that_was_changed_is_refused(make_shards: MakeShards) -> None:

@@ -1,18 +1,10 @@
-"""Shards → batches, as Lightning takes them: the data part of a recipe.
+"""Shards → batches, as Lightning takes them: the data part of a recipe. The order is that of `order.py`.
 
-**Order.** One endless sequence of micro-batches, a function of (seed, epoch, position) alone (`order.py`);
-workers and ranks only share it out. Each sample is seen exactly once per epoch, but for a remainder of less
-than one optimizer step's samples, which is logged.
-
-**Resume.** A checkpoint holds the position behind the last micro-batch that training has gone through,
-counted in samples over all ranks. The next one after a resume is the one the uninterrupted run would have
-seen.
-
-* Another number of workers changes nothing.
-* Another world size, batch size or accumulation continues with the next unseen sample of the epoch; no
-  sample is repeated or left out. Only the epoch's remainder may differ, and the epoch that the Trainer was
-  in counts on in its batches, so that it may be shorter or longer than the data's.
-* Another seed, window or dataset would be another order: that stops with a message.
+A checkpoint holds the position behind the last micro-batch that training has gone through, in samples over
+all ranks; a resume takes the one the uninterrupted run would have seen. The number of workers does not count.
+Another world size, batch size or accumulation goes on with the next unseen sample; only the epoch's remainder
+may differ, and the Trainer's running epoch, counted in batches, be shorter or longer than the data's. Another
+seed, window or dataset would be another order: that stops with a message.
 """
 
 import os
@@ -98,8 +90,7 @@ class ShardDataModule(LightningDataModule):
         self.val_batches = val_batches
         self.cache_dir = cache_dir
         self.cache_bytes = cache_bytes
-        problems = list(_setting_problems(self))
-        if problems:
+        if problems := list(_setting_problems(self)):
             raise ValueError("the data settings cannot be used:\n  " + "\n  ".join(problems))
         #: What the training loader asks for a step's resolution; replace it to decide elsewhere.
         self.resolution_of_step: Callable[[int], int] = resolutions.resolution
@@ -120,8 +111,8 @@ class ShardDataModule(LightningDataModule):
         images = {split: self._shards(split) for split in self._splits(stage)}
         shards = [shard for split in images.values() for shard in split]
         # Three windows: the one being read, the last one, which slow workers hold, and the next one.
-        sizes = sorted((shard.info.bytes for shard in shards if shard.is_remote), reverse=True)
-        needed = sum(sizes[: 3 * self.window_shards])
+        remote = (shard.info.bytes for shard in shards if shard.is_remote)
+        needed = sum(sorted(remote, reverse=True)[: 3 * self.window_shards])
         if needed > self.cache_bytes:
             raise ValueError(
                 f"cache_bytes = {self.cache_bytes}: must hold three windows of {self.window_shards} shards, "
@@ -130,8 +121,7 @@ class ShardDataModule(LightningDataModule):
         check_shards(shards)
         if self.stored is not None:
             check_replay(self.stored, images, resolutions=self.resolutions.resolutions)
-        progress = self._progress()
-        if stage == "fit" and progress is not None and progress.batches == 0:
+        if stage == "fit" and (progress := self._progress()) and progress.batches == 0:
             self._begin_at(Position())  # a Trainer that has not trained yet
 
     def train_dataloader(self) -> TrainLoader:
@@ -145,17 +135,13 @@ class ShardDataModule(LightningDataModule):
     def test_dataloader(self) -> list[EvalLoader]:
         return self.eval_loaders("test", ranks=self._ranks())
 
-    def predict_dataloader(self) -> list[EvalLoader]:
-        return self.val_dataloader()
+    predict_dataloader = val_dataloader
 
     def train_loader(self, *, ranks: Ranks = ALONE, accumulate: int = 1) -> TrainLoader:
         """Training batches of one rank; for use without a Trainer, call `setup("fit")` first."""
         self._begin_at(self._current_position())
-        order = EpochOrder(
-            [source.counts("train") for source in self._opened],
-            seed=self.seed,
-            window_shards=self.window_shards,
-        )
+        sources = [source.counts("train") for source in self._opened]
+        order = EpochOrder(sources, seed=self.seed, window_shards=self.window_shards)
         stream = TrainStream(
             order,
             batch_sizes=self.resolutions.batch_sizes,
@@ -165,13 +151,20 @@ class ShardDataModule(LightningDataModule):
         )
         length = stream.batches_per_epoch(self.resolutions.resolution)
         if ranks.rank == 0:
-            _log_epoch(order.samples_per_epoch, length, self.resolutions.batch_sizes, ranks.world_size)
+            told, sizes = f"an epoch has {order.samples_per_epoch} samples", set(stream.batch_sizes.values())
+            if len(sizes) > 1:
+                rank_zero_info(f"{told}, about {length} batches per rank")
+            else:
+                left = order.samples_per_epoch - length * ranks.world_size * sizes.pop()
+                rank_zero_info(
+                    f"{told}: {length} batches per rank; {left} samples are left out, others each epoch"
+                )
         self._train_loader = TrainLoader(
             stream,
             self._dataset("train", self.train_views(), replace_bad=True),
             position=self._position,
             length=length,
-            tally=self._tally("train"),
+            tally=self._tallies.setdefault("train", SkipTally(self.max_bad_share)),
             workers=self._workers(),
             progress=self._progress,
         )
@@ -192,7 +185,7 @@ class ShardDataModule(LightningDataModule):
                     ranks=ranks,
                 ),
                 dataset,
-                tally=self._tally(split),
+                tally=self._tallies.setdefault(split, SkipTally(self.max_bad_share)),
                 workers=self._workers(),
             )
             for resolution, batch_size in self.resolutions.batch_sizes.items()
@@ -204,7 +197,7 @@ class ShardDataModule(LightningDataModule):
 
     def metrics(self) -> dict[str, float]:
         """Skipped samples of this rank so far, in all and by reason, to be logged."""
-        found: dict[str, float] = {}
+        found = dict[str, float]()
         for split, tally in self._tallies.items():
             found[f"{split}/skipped"] = float(tally.reasons.total())
             found |= {f"{split}/skipped_{reason}": float(count) for reason, count in tally.reasons.items()}
@@ -217,15 +210,12 @@ class ShardDataModule(LightningDataModule):
         if self.trainer is not None and self.trainer.state.fn != TrainerFn.FITTING:
             return  # evaluating a checkpoint on other data is fine
         saved, current = state_dict["data"], self._identity()
-        changed = [
-            f"{key}: {saved.get(key)!r} then, {current.get(key)!r} now"
-            for key in {**saved, **current}
-            if saved.get(key) != current.get(key)
-        ]
+        changed = [key for key in {**saved, **current} if saved.get(key) != current.get(key)]
         if changed:
+            told = (f"{key}: {saved.get(key)!r} then, {current.get(key)!r} now" for key in changed)
             raise ValueError(
                 "the checkpoint was made with other data settings, so its position means nothing here:\n  "
-                + "\n  ".join(changed)
+                + "\n  ".join(told)
                 + "\nResume with the settings of then, or start a new run from the checkpoint's weights."
             )
         self._begin_at(Position(**{name: int(state_dict[name]) for name in Position._fields}))
@@ -249,16 +239,12 @@ class ShardDataModule(LightningDataModule):
 
     def _identity(self) -> dict[str, Any]:
         """What order and targets depend on. Not where the data lies, and not how it is shared out."""
-        found: dict[str, Any] = {
-            "seed": self.seed,
-            "window_shards": self.window_shards,
-            "fingerprint": fingerprint(self._opened, "train"),
-        }
+        found: dict[str, Any] = {"seed": self.seed, "window_shards": self.window_shards}
+        found["fingerprint"] = fingerprint(self._opened, "train")
         if self.stored is not None:
-            spec = self.stored.spec
             # Not its resolutions: a cache that has more of them holds the same targets.
             for part in ("teacher", "weights", "views", "dtype", "seed", "precision"):
-                found[f"targets.{part}"] = getattr(spec, part)
+                found[f"targets.{part}"] = getattr(self.stored.spec, part)
         return found
 
     def _splits(self, stage: str) -> list[str]:
@@ -296,9 +282,6 @@ class ShardDataModule(LightningDataModule):
             ranks_here = self.trainer.num_devices if self.trainer is not None else 1
             num_workers = max(len(os.sched_getaffinity(0)) // ranks_here, 1)
         return WorkerOptions(num_workers, self.start_method)
-
-    def _tally(self, split: str) -> SkipTally:
-        return self._tallies.setdefault(split, SkipTally(self.max_bad_share))
 
     def _ranks(self) -> Ranks:
         return Ranks(self.trainer.global_rank, self.trainer.world_size) if self.trainer is not None else ALONE
@@ -343,26 +326,10 @@ def _setting_problems(data: ShardDataModule) -> Iterator[str]:
         yield f"num_workers = {data.num_workers}: must not be negative; null takes the CPUs"
     if not 0 <= data.max_bad_share < 1:
         yield f"max_bad_share = {data.max_bad_share}: must be at least 0 and below 1"
-    yield from _val_problems(data.val_batches, data.resolutions.resolutions)
-
-
-def _val_problems(val_batches: int | dict[int, int] | None, known: list[int]) -> Iterator[str]:
+    val_batches, known = data.val_batches, data.resolutions.resolutions
     limits = val_batches if isinstance(val_batches, dict) else {}
-    unknown = sorted(set(limits) - set(known))
-    if unknown:
+    if unknown := sorted(set(limits) - set(known)):
         yield f"val_batches = {val_batches}: resolutions {unknown} are not among {known}"
     for limit in limits.values() or [val_batches]:
         if limit is not None and not (isinstance(limit, int) and limit >= 1):
             yield f"val_batches = {val_batches}: must be at least 1; limit_val_batches=0 turns validation off"
-
-
-def _log_epoch(samples: int, length: int, batch_sizes: dict[int, int], world_size: int) -> None:
-    sizes = set(batch_sizes.values())
-    if len(sizes) > 1:
-        rank_zero_info(f"an epoch has {samples} samples, about {length} batches per rank")
-        return
-    left = samples - length * world_size * sizes.pop()
-    rank_zero_info(
-        f"an epoch has {samples} samples: {length} batches per rank; "
-        f"{left} samples are left out, others each epoch"
-    )

@@ -3,12 +3,10 @@
 JPEG goes through libjpeg-turbo, where a truncated or damaged file is an error and not a grey half;
 everything else, and CMYK JPEG, goes through Pillow. Pixels come back upright: EXIF orientation is applied.
 
-* Grayscale, palette and CMYK become RGB; 16-bit samples keep their high byte (scaled, not clipped).
-* Transparency is composited on white. The colour under a transparent pixel is arbitrary, so dropping
-  alpha would show the model something no viewer ever shows; white is what a page shows.
-* Of an animation, the first frame counts.
-* Files come from strangers: only the formats of FORMATS are tried (Pillow also knows some that run
-  other programs), and the size is checked from the header before a pixel is allocated.
+* All modes become RGB; 16-bit samples keep their high byte. Of an animation, the first frame counts.
+* Transparency is composited on white, as a page shows it: the colour under a transparent pixel is arbitrary.
+* Only FORMATS are tried (Pillow also knows some that run other programs), and the size is checked from the
+  header before a pixel is allocated.
 """
 
 import io
@@ -35,7 +33,7 @@ _UPENDED = (3, 4, 7, 8)  # orientations that need a top-bottom flip
 
 
 class BadImage(ValueError):
-    """An image that cannot be used; `reason` is a short slug to count by."""
+    """An image or sample that cannot be used; `reason` is a short slug to count by."""
 
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(reason, detail)  # both: what travels from a worker is made of these
@@ -50,26 +48,27 @@ class Pixels(NamedTuple):
 
     rgb: NDArray[np.uint8]  # (H, W, 3)
     size: tuple[int, int]  # (width, height) of the image at full size
-    divisor: int = (
-        1  # rgb is ⌈size / divisor⌉; where that rounds up, its last row or column is partly padding
-    )
+    divisor: int = 1  # rgb is ⌈size / divisor⌉; rounded up, its last row or column is partly padding
 
 
-class _JpegHeader(NamedTuple):
+class _Header(NamedTuple):
     width: int  # as stored
     height: int
     orientation: int
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """As displayed."""
+        return (self.height, self.width) if self.orientation >= 5 else (self.width, self.height)
 
 
 def image_size(data: bytes) -> tuple[int, int]:
     """Width and height as displayed, from the header alone."""
     header = _walk_jpeg(data) or _jpeg_header(data)
-    if header is not None:
-        width, height, orientation = header
-    else:
+    if header is None:
         image = _open(data)
-        (width, height), orientation = image.size, _orientation(image)
-    return (height, width) if orientation >= 5 else (width, height)
+        header = _Header(*image.size, _orientation(image))
+    return header.size
 
 
 def decode(data: bytes) -> NDArray[np.uint8]:
@@ -90,13 +89,21 @@ def decode_pixels(data: bytes, *, short_side: int | None = None) -> Pixels:
             raise _from_pillow(error) from None
     divisor = 1
     if short_side is not None and header.orientation == 1:  # turning could move the padding to the other end
-        available = min(header.width, header.height)
+        available = min(header.size)
         # Other fractions gained nothing when timed.
         divisor = max(each for each in (1, 2, 4, 8) if each == 1 or available >= each * short_side)
-    rgb = _upright(_decode_jpeg(data, header, divisor), header.orientation)
-    turned = header.orientation >= 5
-    size = (header.height, header.width) if turned else (header.width, header.height)
-    return Pixels(rgb, size, divisor)
+    try:
+        rgb = simplejpeg.decode_jpeg(
+            data,
+            "RGB",
+            min_height=-(-header.height // divisor),
+            min_width=-(-header.width // divisor),
+            min_factor=divisor,
+        )
+    except ValueError as error:
+        reason = "truncated" if "Premature end" in str(error) else "damaged"
+        raise BadImage(reason, str(error)) from None
+    return Pixels(_upright(rgb, header.orientation), header.size, divisor)
 
 
 def pixels_from_pil(image: Image.Image) -> Pixels:
@@ -115,22 +122,7 @@ def pixels_from_pil(image: Image.Image) -> Pixels:
     return Pixels(rgb, (rgb.shape[1], rgb.shape[0]))
 
 
-def _decode_jpeg(data: bytes, header: _JpegHeader, divisor: int) -> NDArray[np.uint8]:
-    try:
-        rgb: NDArray[np.uint8] = simplejpeg.decode_jpeg(
-            data,
-            "RGB",
-            min_height=-(-header.height // divisor),
-            min_width=-(-header.width // divisor),
-            min_factor=divisor,
-        )
-    except ValueError as error:
-        reason = "truncated" if "Premature end" in str(error) else "damaged"
-        raise BadImage(reason, str(error)) from None
-    return rgb
-
-
-def _jpeg_header(data: bytes) -> _JpegHeader | None:
+def _jpeg_header(data: bytes) -> _Header | None:
     """None where Pillow has to look: no JPEG, CMYK, or a header libjpeg-turbo does not understand."""
     if data[:3] != _JPEG_START:
         return None
@@ -141,10 +133,10 @@ def _jpeg_header(data: bytes) -> _JpegHeader | None:
     if colorspace in ("CMYK", "YCCK"):
         return None
     _check_size(width, height)
-    return _JpegHeader(width, height, _scan_jpeg(data)[1])
+    return _Header(width, height, _scan_jpeg(data)[1])
 
 
-def _walk_jpeg(data: bytes) -> _JpegHeader | None:
+def _walk_jpeg(data: bytes) -> _Header | None:
     """What `_jpeg_header` finds in an ordinary file, without setting up a decoder."""
     if data[:3] != _JPEG_START:
         return None
@@ -155,7 +147,7 @@ def _walk_jpeg(data: bytes) -> _JpegHeader | None:
     if bits != 8 or not height or not width or channels not in (1, 3):
         return None
     _check_size(width, height)
-    return _JpegHeader(width, height, orientation)
+    return _Header(width, height, orientation)
 
 
 def _scan_jpeg(data: bytes) -> tuple[int, int]:
@@ -225,11 +217,10 @@ def _check_size(width: int, height: int) -> None:
 
 
 def _orientation(image: Image.Image) -> int:
-    """How to turn what Pillow gives."""
-    if image.format == "TIFF":
-        return 1  # Pillow turns it itself: in TIFF the tag is part of the format
-    if image.format == "PNG" and "exif" not in image.info:
-        return 1  # Pillow would decode the whole file to see whether EXIF follows the pixels
+    """How to turn what Pillow gives; it turns TIFF itself, where the tag is part of the format."""
+    # Of a PNG without EXIF in front, Pillow would decode all to see whether it follows the pixels.
+    if image.format == "TIFF" or (image.format == "PNG" and "exif" not in image.info):
+        return 1
     try:
         value = image.getexif().get(_ORIENTATION_TAG, 1)
     except Exception:  # unreadable metadata says nothing about the pixels

@@ -1,7 +1,6 @@
 """Folders and files of strangers: the one rule for what in them is read.
 
-* Regular files only, after following links: a device never ends, and a pipe waits for somebody to write.
-* Up to MAX_FILE_BYTES.
+* Regular files of up to MAX_FILE_BYTES only: a device never ends, and a pipe waits for somebody to write.
 * Links may lead out of the folder. What they lead to is read once, under its own name where it has one in the
   folder; a link to a folder it lies in is refused. Hard links are names of their own.
 * Names that start with a dot are skipped.
@@ -24,6 +23,7 @@ CYCLE = "link to a folder it lies in"
 REPEATED_FILE = "links to files read already"
 REPEATED_FOLDER = "links to folders read already"
 
+_OTHER = "no regular file"
 _KINDS = {
     stat.S_IFDIR: "a folder",
     stat.S_IFIFO: "a named pipe",
@@ -78,14 +78,16 @@ def check_regular(path: AnyPath) -> None:
     """ValueError for what is there and neither a regular file nor a folder, such as a pipe or a device."""
     mode = Path(path).stat().st_mode
     if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
-        raise ValueError(f"{os.fspath(path)} is {_kind(mode)}. Name a regular file or a folder.")
+        raise ValueError(
+            f"{os.fspath(path)} is {_KINDS.get(stat.S_IFMT(mode), _OTHER)}. Name a regular file or a folder."
+        )
 
 
 def walk(root: Path, is_wanted: Callable[[str], bool]) -> Iterator[Found]:
     """Every file below a folder, each once, and every trouble on the way.
 
-    `is_wanted` tells by its name whether a file will be read. Those are given even when they are broken links
-    or no regular files, to be refused by name when they are opened; of the others, only files.
+    Names that `is_wanted` are given even when they are broken links or no regular files, to be refused when
+    they are opened; of the others, only files.
     """
     walker = _Walker(root, is_wanted)
     yield from walker.folder("", ())
@@ -109,8 +111,7 @@ def list_files(root: Path, suffixes: frozenset[str] = IMAGE_SUFFIXES) -> tuple[l
 def find_files(root: Path, suffixes: frozenset[str] = IMAGE_SUFFIXES) -> tuple[list[Found], list[Found], int]:
     """Files with one of the suffixes, names that are refused, and how many others there are.
 
-    Two links to one file are both given, and the second is marked: in a cache of downloads they are how two
-    images have equal masks.
+    Two links to one file are both given, the second marked: it is how two images have equal masks.
     """
     found, refused, others = list[Found](), list[Found](), 0
     for each in walk(root, lambda name: _suffix(name) in suffixes):
@@ -193,11 +194,8 @@ def _leads_to(kind: Callable[[], bool]) -> bool:
 
 def _check_kind(status: os.stat_result) -> None:
     if not stat.S_ISREG(status.st_mode):
-        raise BadImage("not-a-file", f"it is {_kind(status.st_mode)}; only regular files are read")
-
-
-def _kind(mode: int) -> str:
-    return _KINDS.get(stat.S_IFMT(mode), "no regular file")
+        kind = _KINDS.get(stat.S_IFMT(status.st_mode), _OTHER)
+        raise BadImage("not-a-file", f"it is {kind}; only regular files are read")
 
 
 def _suffix(name: str) -> str:

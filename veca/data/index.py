@@ -7,8 +7,7 @@ A dataset is a folder, or the http(s) URL of one::
     train-000000.offsets.npy   uint64, samples + 1 entries; sample i is the bytes [o[i], o[i+1]) of the tar
     val-000000.tar …
 
-A sample is one contiguous byte range, so it is read with one `pread` and the order of an epoch
-needs only the counts of index.json. The same layout serves images and cached targets.
+A sample is one contiguous byte range, read with one `pread`. The layout serves images and cached targets.
 """
 
 import hashlib
@@ -135,14 +134,11 @@ def load_index(folder: str | os.PathLike[str]) -> ShardIndex:
             "Make the shards again, or use the release that made them."
         )
     try:
-        splits = {
-            split: [_shard_from_json(shard) for shard in shards] for split, shards in body["splits"].items()
-        }
+        splits = {split: list(map(_shard_from_json, shards)) for split, shards in body["splits"].items()}
         index = ShardIndex(seed=int(body["seed"]), options=dict(body["options"]), splits=splits)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise ValueError(f"{source} is damaged: {error!r}. Make the shards again.") from None
-    unknown = sorted(set(index.splits) - set(SPLITS))
-    if unknown:
+    if unknown := sorted(set(index.splits) - set(SPLITS)):
         raise ValueError(f"{source} lists unknown splits {unknown}; known are {list(SPLITS)}.")
     return index
 

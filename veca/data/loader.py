@@ -1,32 +1,26 @@
 """Requests → batches, built by worker processes, with the count of what has been consumed.
 
-A request names the samples and the resolution of one batch of one rank; `BatchDataset` reads, decodes and
-crops them. It holds no order, rank or epoch of its own, so any worker can build any batch, and the number of
-workers changes nothing but speed. `ViewSource` is the seam between views: fresh crops here, stored ones with
-their targets in `stored_views.py`.
-
-The loaders wrap a torch DataLoader rather than being one: Lightning would give a DataLoader a sampler of
-its own under DDP. Batches come back in the order in which they were asked for, so the main process knows
-the position behind each batch without a word from the workers.
+A request names the samples and the resolution of one batch of one rank; any worker can build any batch, so
+their number changes nothing but speed. The loaders wrap a torch DataLoader rather than being one: Lightning
+would give a DataLoader a sampler of its own under DDP. Batches come back in the order in which they were
+asked for, so the main process knows the position behind each without a word from the workers.
 """
 
-import collections
 import logging
 from bisect import bisect_left
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from signal import Signals
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _MultiProcessingDataLoaderIter
 
 from veca.data.decode import BadImage, image_size
 from veca.data.order import Position, Request, TrainStream
-from veca.data.reader import BadSample, Sample, ShardReader
+from veca.data.reader import Sample, ShardReader
 from veca.data.views import View, centre_view, draw_view, render_all, sample_generator
 from veca.types import Batch, Targets
 from veca.utils.process import held_back, outlive_signals
@@ -55,14 +49,10 @@ class BuiltBatch(NamedTuple):
 
 
 class ViewSource(Protocol):
-    """Chooses the view of a sample, and gives the targets stored for exactly this view, if any.
-
-    Targets of one sample are cls (D,) and patches (N, D).
-    """
+    """Chooses the view of a sample, and gives the targets stored for exactly this view, if any."""
 
     def choose(self, sample: Sample, *, visit: int, resolution: int) -> tuple[View, Targets | None]:
-        """`visit` counts the appearances of the sample in training: 0, 1, …"""
-        ...
+        """`visit` counts the appearances of the sample in training; targets are cls (D,), patches (N, D)."""
 
 
 @dataclass(frozen=True)
@@ -91,9 +81,7 @@ class BatchDataset(Dataset[BuiltBatch]):
     """
 
     def __init__(self, reader: ShardReader, views: ViewSource, *, replace_bad: bool) -> None:
-        self._reader = reader
-        self._views = views
-        self._replace_bad = replace_bad
+        self._reader, self._views, self._replace_bad = reader, views, replace_bad
 
     def __getitems__(self, request: Request) -> BuiltBatch:
         self._reader.prefetch(request.shards_ahead)
@@ -103,7 +91,14 @@ class BatchDataset(Dataset[BuiltBatch]):
         ]
         # Pixels stay as they were decoded, channels last: the device sorts them into planes in no time.
         pixels = torch.empty((len(rows), request.resolution, request.resolution, 3), dtype=torch.uint8)
-        self._render(rows, pixels.numpy())
+        filled = pixels.numpy()
+        chosen = [(place, row) for place, row in enumerate(rows) if isinstance(row, _Row)]
+        rendered = render_all([row.sample.image for _, row in chosen], [row.view for _, row in chosen])
+        for (place, row), image in zip(chosen, rendered, strict=True):
+            if isinstance(image, BadImage):
+                rows[place] = Skipped(row.shard, row.sample.key, image.reason, str(image))
+            else:
+                filled[place] = image.transpose(1, 2, 0)
         skipped = [row for row in rows if isinstance(row, Skipped)]
         used = good = [place for place, row in enumerate(rows) if isinstance(row, _Row)]
         if self._replace_bad:
@@ -112,11 +107,11 @@ class BatchDataset(Dataset[BuiltBatch]):
             # A gap takes the next good row, round the end: a function of the batch.
             used = [good[bisect_left(good, place) % len(good)] for place in range(len(rows))]
         images = (pixels[used] if skipped else pixels).permute(0, 3, 1, 2)
-        chosen = [row for row in (rows[place] for place in used) if isinstance(row, _Row)]
-        stored = [row.targets for row in chosen if row.targets is not None]
-        assert len(stored) in (0, len(chosen))  # a view source has targets for all or for none
+        kept = [row for row in (rows[place] for place in used) if isinstance(row, _Row)]
+        stored = [row.targets for row in kept if row.targets is not None]
+        assert len(stored) in (0, len(kept))  # a view source has targets for all or for none
         targets = Targets(*map(torch.stack, zip(*stored, strict=True))) if stored else None
-        return BuiltBatch(Batch(images, [row.sample.key for row in chosen], targets), skipped)
+        return BuiltBatch(Batch(images, [row.sample.key for row in kept], targets), skipped)
 
     def _chosen(self, shard: int, number: int, visit: int, resolution: int) -> "_Row | Skipped":
         key, name = f"sample {number}", self._reader.name(shard)
@@ -124,19 +119,9 @@ class BatchDataset(Dataset[BuiltBatch]):
             sample = self._reader.read(shard, number)
             key = sample.key
             view, targets = self._views.choose(sample, visit=visit, resolution=resolution)
-        except (BadSample, BadImage) as error:
+        except BadImage as error:
             return Skipped(name, key, error.reason, str(error))
         return _Row(name, sample, view, targets)
-
-    def _render(self, rows: "list[_Row | Skipped]", pixels: NDArray[np.uint8]) -> None:
-        """Fill `pixels` (B, R, R, 3); a row whose image cannot be decoded becomes a Skipped."""
-        chosen = [(place, row) for place, row in enumerate(rows) if isinstance(row, _Row)]
-        rendered = render_all([row.sample.image for _, row in chosen], [row.view for _, row in chosen])
-        for (place, row), image in zip(chosen, rendered, strict=True):
-            if isinstance(image, BadImage):
-                rows[place] = Skipped(row.shard, row.sample.key, image.reason, str(image))
-            else:
-                pixels[place] = image.transpose(1, 2, 0)
 
 
 @dataclass(frozen=True)
@@ -147,16 +132,15 @@ class WorkerOptions:
     start_method: str | None = None
 
     def data_loader(self, dataset: "Dataset[T]", requests: Any, *, persistent: bool) -> "DataLoader[T]":
-        workers = self.num_workers
         return _SignalSafeLoader(
             dataset,
             batch_sampler=requests,
-            num_workers=workers,
+            num_workers=self.num_workers,
             collate_fn=_identity_collate,
             pin_memory=torch.cuda.is_available(),
-            multiprocessing_context=self.start_method if workers else None,
-            persistent_workers=persistent and workers > 0,
-            worker_init_fn=outlive_signals if workers else None,
+            multiprocessing_context=self.start_method if self.num_workers else None,
+            persistent_workers=persistent and self.num_workers > 0,
+            worker_init_fn=outlive_signals if self.num_workers else None,
         )
 
 
@@ -185,13 +169,10 @@ class _SignalSafeIterator(_MultiProcessingDataLoaderIter):
 
     def _try_get_data(self, timeout: float = LOOK_EVERY) -> tuple[bool, Any]:
         try:
-            found: tuple[bool, Any] = super()._try_get_data(timeout)  # type: ignore[no-untyped-call]  # torch's
-            return found
+            return super()._try_get_data(timeout)  # type: ignore[no-any-return,no-untyped-call]  # torch's
         except RuntimeError:
-            for status in (worker.exitcode for worker in self._workers if worker.exitcode):
-                how = (
-                    f"was killed by signal {Signals(-status).name}" if status < 0 else f"ended with {status}"
-                )
+            for code in (worker.exitcode for worker in self._workers if worker.exitcode):
+                how = f"was killed by signal {Signals(-code).name}" if code < 0 else f"ended with {code}"
                 raise OSError(
                     f"data.num_workers = {self._num_workers}: a loader worker {how}. If memory has run out, "
                     "lower it; --ckpt_path last continues the run."
@@ -205,18 +186,16 @@ class SkipTally:
 
     max_bad_share: float
     seen: int = 0
-    reasons: collections.Counter[str] = field(default_factory=collections.Counter)
+    reasons: Counter[str] = field(default_factory=Counter)
 
     def add(self, built: BuiltBatch, *, asked: int) -> None:
         self.seen += asked
-        if not built.skipped:
-            return
         for skipped in built.skipped:
             if skipped.reason not in self.reasons:
                 log.warning("skipped %s in %s: %s", skipped.key, skipped.shard, skipped.message)
             self.reasons[skipped.reason] += 1
         bad = self.reasons.total()
-        if bad >= MIN_BAD and bad > self.max_bad_share * self.seen:
+        if built.skipped and bad >= MIN_BAD and bad > self.max_bad_share * self.seen:
             counts = ", ".join(f"{reason}: {count}" for reason, count in self.reasons.most_common())
             raise RuntimeError(
                 f"{bad} of {self.seen} samples are bad ({counts}), more than max_bad_share = "
@@ -237,10 +216,9 @@ class Progress(NamedTuple):
 class TrainLoader:
     """An iterable over training batches that knows its position.
 
-    Without a Trainer an iteration ends with the data's epoch. A Trainer counts its epochs itself, as
-    `len(loader)` batches; the loader then goes on for as long as it is asked. Either way the next iteration
-    continues behind the last batch that was taken, and batches of the next epoch are prepared while the
-    Trainer validates. `progress` asks what the Trainer has done; None without one.
+    Without a Trainer (`progress` gives None) an iteration ends with the data's epoch. A Trainer counts its
+    epochs itself, as `len(loader)` batches; the loader then goes on as long as it is asked. Either way the
+    next iteration continues behind the last batch taken, with batches prepared while the Trainer validated.
     """
 
     def __init__(
@@ -254,14 +232,11 @@ class TrainLoader:
         workers: WorkerOptions,
         progress: Callable[[], Progress | None],
     ) -> None:
-        self._stream = stream
-        self._length = length
-        self._tally = tally
-        self._progress = progress
+        self._stream, self._length, self._tally, self._progress = stream, length, tally, progress
         # The positions before and after the batch in hand; it counts once training is through with it.
-        self._positions = collections.deque([position], maxlen=2)
+        self._positions = deque([position], maxlen=2)
         self._in_hand_after = 0
-        self._asked: collections.deque[tuple[int, Position]] = collections.deque()
+        self._asked: deque[tuple[int, Position]] = deque()
         self._data_loader = workers.data_loader(dataset, _Endless(self._ask), persistent=True)
         self._batches: Iterator[BuiltBatch] | None = None
 
@@ -291,8 +266,8 @@ class TrainLoader:
     def close(self) -> None:
         """End the workers; a later iteration starts new ones."""
         self._batches = None
-        # Persistent workers live in this attribute. Left to the garbage collector, which may take their
-        # queues first, they would not hear of their end and be waited for.
+        # Persistent workers live in this attribute. The garbage collector may take their queues first: they
+        # would not hear of their end and be waited for.
         workers: Any = self._data_loader._iterator
         if workers is not None:
             workers._shutdown_workers()
@@ -346,8 +321,7 @@ class EvalLoader:
     def __init__(
         self, requests: Sequence[Request], dataset: BatchDataset, *, tally: SkipTally, workers: WorkerOptions
     ) -> None:
-        self._requests = requests
-        self._tally = tally
+        self._requests, self._tally = requests, tally
         self._data_loader = workers.data_loader(dataset, requests, persistent=False)
 
     def __len__(self) -> int:
@@ -359,14 +333,14 @@ class EvalLoader:
             yield built.batch
 
 
+@dataclass
 class _Endless:
     """A batch sampler: a fresh iterator per call."""
 
-    def __init__(self, start: Callable[[], Iterator[Request]]) -> None:
-        self._start = start
+    start: Callable[[], Iterator[Request]]
 
     def __iter__(self) -> Iterator[Request]:
-        return self._start()
+        return self.start()
 
 
 def _identity_collate(built: Any) -> Any:

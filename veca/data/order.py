@@ -1,21 +1,15 @@
-"""The order of training: pure functions of (seed, epoch, position), whatever the ranks and workers.
+"""The order of training: pure functions of (seed, epoch, position), so resuming is asking for the next one.
 
-In: how many samples each shard of each source holds. Out: which batch a rank takes next. Nothing here reads
-a file or keeps a state, so any process can ask for any position; resuming is asking for the next one.
+In: how many samples each shard of each source holds. Out: which batch a rank takes next.
 
-**Epochs.** An epoch is made in two shuffles. The pieces (normally whole shards) come in a new order each
-epoch; a window of a few successive pieces is then permuted sample by sample. A window bounds how many shards
-are read at once, and neighbours in a shard end up about a third of a window apart.
+**Epochs.** The pieces (normally whole shards) come in a new order each epoch; a window of a few successive
+ones, which bounds how many shards are read at once, is then permuted sample by sample.
 
-**Weights.** A source with n samples and weight w gives round(w·n) samples to every epoch. It is read pass
-after pass, each pass in its own shard order, and an epoch goes on where the one before it stopped: weight 1
-is every sample once per epoch, weight 0.5 every sample once in two epochs, weight 2 every sample twice per
-epoch.
+**Weights.** A source with n samples and weight w gives round(w·n) of them to every epoch. It is read pass
+after pass, each in its own shard order, and an epoch goes on where the one before it stopped.
 
-**Batches.** Training is one endless sequence of micro-batches. A `Position` in it is counted in samples over
-all ranks, so it means the same for any number of them. A micro-batch takes the next `world_size × batch_size`
-samples, rank r the r-th part of them; an epoch ends when what is left does not fill the next optimizer step.
-That remainder is the only part of an epoch that is not seen, and it is another one each epoch.
+**Batches.** A micro-batch takes the next `world_size × batch_size` samples, rank r the r-th part of them. An
+epoch ends when what is left, another part each time, does not fill the next optimizer step.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -26,8 +20,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-# Kinds of permutation. Part of each key, and keys all have one length: SeedSequence pads short ones with
-# zeros.
+# Kinds of permutation, part of each key. Keys all have one length: SeedSequence pads short ones with zeros.
 _SHARDS_OF_PASS, _PIECES_OF_EPOCH, _SAMPLES_OF_WINDOW = range(3)
 
 
@@ -39,12 +32,8 @@ class SourceCounts:
     weight: float = 1.0
 
     @property
-    def total(self) -> int:
-        return sum(self.samples)
-
-    @property
     def per_epoch(self) -> int:
-        return round(self.weight * self.total)
+        return round(self.weight * sum(self.samples))
 
 
 class _Piece(NamedTuple):
@@ -57,15 +46,10 @@ class _Piece(NamedTuple):
 
 
 class EpochOrder:
-    """Where the samples of an epoch lie.
-
-    Shards are numbered through all sources: those of the first source, then those of the second, …
-    """
+    """Where the samples of an epoch lie; shards are numbered through all sources."""
 
     def __init__(self, sources: Sequence[SourceCounts], *, seed: int, window_shards: int) -> None:
-        self._sources = tuple(sources)
-        self._seed = seed
-        self._window_shards = window_shards
+        self._sources, self._seed, self._window_shards = tuple(sources), seed, window_shards
         self.samples_per_epoch = sum(source.per_epoch for source in self._sources)
         # Two are enough: positions only grow, and a batch spans at most a boundary.
         self._plan = lru_cache(maxsize=2)(self._make_plan)
@@ -74,40 +58,38 @@ class EpochOrder:
     def refs(self, epoch: int, start: int, stop: int) -> NDArray[np.int64]:
         """Rows (shard, sample in the shard, visit) of the positions [start, stop) of an epoch.
 
-        `visit` numbers the passes over the sample's source; with weight 1 it is the epoch. It tells two
-        appearances of a sample apart, so that each draws a view of its own.
+        `visit` numbers the passes over the sample's source, so that each appearance draws a view of its own.
         """
         assert 0 <= start <= stop <= self.samples_per_epoch
         starts = self._plan(epoch).window_starts
-        first = int(np.searchsorted(starts, start, side="right")) - 1
-        parts = []
-        for window in range(first, len(starts) - 1):
-            begin, end = int(starts[window]), int(starts[window + 1])
-            if begin >= stop:
-                break
-            parts.append(self._window(epoch, window)[max(start - begin, 0) : min(stop, end) - begin])
+        first, last = (
+            int(np.searchsorted(starts, start, side="right")) - 1,
+            int(np.searchsorted(starts, stop)),
+        )
+        parts = [
+            self._window(epoch, window)[max(start - begin, 0) : stop - begin]
+            for window, begin in enumerate(starts[first:last].tolist(), first)
+        ]
         return np.concatenate(parts) if parts else np.empty((0, 3), np.int64)
 
     def shards_ahead(self, epoch: int, position: int) -> list[int]:
         """The shards of the window at `position` and of the next one, in order of need: what to prefetch."""
         plan, count = self._plan(epoch), 2 * self._window_shards
         window = int(np.searchsorted(plan.window_starts, position, side="right")) - 1
-        first = window * self._window_shards
-        ahead = plan.pieces[first : first + count]
+        ahead = plan.pieces[window * self._window_shards :][:count]
         if len(ahead) < count:
             ahead += self._plan(epoch + 1).pieces[: count - len(ahead)]
         return list(dict.fromkeys(piece.shard for piece in ahead))
 
     def _make_plan(self, epoch: int) -> "_EpochPlan":
-        pieces = self._epoch_pieces(epoch)
-        order = _permutation(len(pieces), self._seed, _PIECES_OF_EPOCH, epoch, 0)
-        pieces = [pieces[i] for i in order]
+        unshuffled = self._epoch_pieces(epoch)
+        order = _permutation(len(unshuffled), self._seed, _PIECES_OF_EPOCH, epoch, 0)
+        pieces = [unshuffled[i] for i in order]
         ends = np.cumsum([0, *(piece.samples for piece in pieces)], dtype=np.int64)
         return _EpochPlan(pieces, np.append(ends[0 : -1 : self._window_shards], ends[-1]))
 
     def _make_window(self, epoch: int, window: int) -> NDArray[np.int64]:
-        first = window * self._window_shards
-        rows = _rows(self._plan(epoch).pieces[first : first + self._window_shards])
+        rows = _rows(self._plan(epoch).pieces[window * self._window_shards :][: self._window_shards])
         return rows[_permutation(len(rows), self._seed, _SAMPLES_OF_WINDOW, epoch, window)]
 
     def _epoch_pieces(self, epoch: int) -> list[_Piece]:
@@ -115,7 +97,7 @@ class EpochOrder:
         pieces: list[_Piece] = []
         first_shard = 0
         for number, source in enumerate(self._sources):
-            start, stop, total = epoch * source.per_epoch, (epoch + 1) * source.per_epoch, source.total
+            start, stop, total = epoch * source.per_epoch, (epoch + 1) * source.per_epoch, sum(source.samples)
             # Positions in an endless repetition of the source, and the passes that they touch.
             for visit in range(start // total, -(-stop // total)) if start < stop else ():
                 place = visit * total
@@ -156,64 +138,52 @@ class Ranks(NamedTuple):
 ALONE = Ranks(0, 1)
 
 
+@dataclass(frozen=True)
 class TrainStream:
-    """The requests of one rank, with `accumulate` micro-batches per optimizer step.
+    """The requests of one rank."""
 
-    `batch_sizes` are images per rank and micro-batch, by resolution; the resolution of a step is asked for
-    in order of steps, in this process.
-    """
+    order: EpochOrder
+    batch_sizes: dict[int, int]  # images per rank and micro-batch, by resolution
+    resolution_of_step: Callable[[int], int]  # asked in order of steps, in this process
+    ranks: Ranks
+    accumulate: int  # micro-batches per optimizer step
 
-    def __init__(
-        self,
-        order: EpochOrder,
-        *,
-        batch_sizes: dict[int, int],
-        resolution_of_step: Callable[[int], int],
-        ranks: Ranks,
-        accumulate: int,
-    ) -> None:
-        self._order = order
-        self._batch_sizes = batch_sizes
-        self._resolution_of_step = resolution_of_step
-        self._ranks = ranks
-        self.accumulate = accumulate
-        largest = max(batch_sizes.values())
-        step = largest * ranks.world_size * accumulate
-        if order.samples_per_epoch < step:
+    def __post_init__(self) -> None:
+        largest = max(self.batch_sizes.values())
+        step = largest * self.ranks.world_size * self.accumulate
+        if self.order.samples_per_epoch < step:
             raise ValueError(
-                f"an epoch has {order.samples_per_epoch} samples, but one optimizer step takes {step}: "
-                f"batch_size {largest} × {ranks.world_size} ranks × {accumulate} accumulated batches. "
-                "Lower batch_size or accumulate_grad_batches, or add data."
+                f"an epoch has {self.order.samples_per_epoch} samples, but one optimizer step takes {step}: "
+                f"batch_size {largest} × {self.ranks.world_size} ranks × {self.accumulate} accumulated "
+                "batches. Lower batch_size or accumulate_grad_batches, or add data."
             )
 
     def requests(self, position: Position) -> Iterator[tuple[Request, Position]]:
         """From `position` on, without end: each request, and the position after it."""
         while True:
-            resolution = self._resolution_of_step(position.step)
-            batch_size = self._batch_sizes[resolution]
-            taken = batch_size * self._ranks.world_size
-            position = self._open_epoch(position, taken)
-            start = position.samples + batch_size * self._ranks.rank
-            refs = self._order.refs(position.epoch, start, start + batch_size)
-            ahead = self._order.shards_ahead(position.epoch, position.samples)
-            position = position._replace(
-                samples=position.samples + taken, micro_batch=position.micro_batch + 1
-            )
-            if position.micro_batch >= self.accumulate:
-                position = position._replace(step=position.step + 1, micro_batch=0)
+            resolution = self.resolution_of_step(position.step)
+            batch_size = self.batch_sizes[resolution]
+            taken = batch_size * self.ranks.world_size
+            epoch, samples, step, micro_batch = self._open_epoch(position, taken)
+            start = samples + batch_size * self.ranks.rank
+            refs = self.order.refs(epoch, start, start + batch_size)
+            ahead = self.order.shards_ahead(epoch, samples)
+            is_last = micro_batch + 1 >= self.accumulate
+            after = (step + 1, 0) if is_last else (step, micro_batch + 1)
+            position = Position(epoch, samples + taken, *after)
             yield Request(refs, resolution, ahead), position
 
     def epoch(self, position: Position) -> int:
         """The epoch of the micro-batch at `position`: the next one where the running one is used up."""
-        batch_size = self._batch_sizes[self._resolution_of_step(position.step)]
-        return self._open_epoch(position, batch_size * self._ranks.world_size).epoch
+        batch_size = self.batch_sizes[self.resolution_of_step(position.step)]
+        return self._open_epoch(position, batch_size * self.ranks.world_size).epoch
 
     def batches_per_epoch(self, resolution_of_step: Callable[[int], int]) -> int:
         """Micro-batches of the first epoch; with one batch size for all resolutions, those of every epoch."""
         position = Position()
         while position.epoch == 0:
             steps = position.step
-            taken = self._batch_sizes[resolution_of_step(steps)] * self._ranks.world_size
+            taken = self.batch_sizes[resolution_of_step(steps)] * self.ranks.world_size
             position = self._open_epoch(position, taken)
             position = position._replace(samples=position.samples + taken * self.accumulate, step=steps + 1)
         return steps * self.accumulate
@@ -221,7 +191,7 @@ class TrainStream:
     def _open_epoch(self, position: Position, taken: int) -> Position:
         """The next epoch, unless this one still fills the optimizer step at `position`."""
         missing = max(self.accumulate - position.micro_batch, 1)  # a resume may accumulate less
-        if position.samples + taken * missing > self._order.samples_per_epoch:
+        if position.samples + taken * missing > self.order.samples_per_epoch:
             return position._replace(epoch=position.epoch + 1, samples=0)
         return position
 
@@ -233,10 +203,7 @@ def eval_requests(
 
     Ranks take turns by `batch_size` samples, and have equally many requests, so that all end together: the
     last turn is shared evenly, and where it has fewer samples than ranks the last ranks have an empty one.
-    `max_batches` counts over all ranks: any world size takes the same images.
-
-    Args:
-        samples: How many samples each shard holds.
+    `samples` are those of each shard; `max_batches` counts over all ranks.
     """
     refs = _rows([_Piece(shard, 0, count, 0) for shard, count in enumerate(samples)])
     if max_batches is not None:
@@ -264,10 +231,8 @@ def _rows(pieces: Sequence[_Piece]) -> NDArray[np.int64]:
 
 
 def _permutation(length: int, *key: int) -> NDArray[np.int64]:
-    """A permutation that depends on the key alone.
-
-    Raw Philox words are sorted because NumPy promises their values for good, and those of
-    `Generator.permutation` only within a release: an order must survive an upgrade between two resumes.
-    """
+    """A permutation that depends on the key alone."""
+    # NumPy promises the values of raw words for good, and those of `Generator.permutation` only within a
+    # release: an order must survive an upgrade between two resumes.
     words = np.random.Philox(np.random.SeedSequence(key)).random_raw(length)
     return np.argsort(words, kind="stable")

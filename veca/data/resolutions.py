@@ -1,8 +1,7 @@
 """Which resolution an optimizer step trains at, and how many images of it a rank takes.
 
-Stage 1 has one resolution. Stage 2 (method, section 4) draws one per optimizer step from the phase the step
-lies in. The draw depends on (seed, step) alone: no stream to advance, none to restore, the same on every
-rank.
+Stage 2 (method, section 4) draws one per optimizer step from the phase the step lies in. The draw depends on
+(seed, step) alone: no stream to advance, none to restore, the same on every rank.
 """
 
 from collections.abc import Iterator
@@ -44,8 +43,7 @@ class ResolutionSchedule:
     seed: int = 424242
 
     def __post_init__(self) -> None:
-        problems = list(_problems(self))
-        if problems:
+        if problems := list(_problems(self)):
             raise ValueError("the resolution schedule cannot be used:\n  " + "\n  ".join(problems))
 
     @property
@@ -55,23 +53,19 @@ class ResolutionSchedule:
 
     @property
     def batch_sizes(self) -> dict[int, int]:
-        """Images per rank and micro-batch, by resolution."""
         return self._by_resolution(self.batch_size)
 
     @property
     def teacher_micro_batches(self) -> dict[int, int]:
-        """Images the teacher takes at once, by resolution."""
         return self._by_resolution(self.teacher_micro_batch or self.batch_size)
 
     def resolution(self, step: int) -> int:
-        """The resolution of an optimizer step."""
         phase = [phase for phase in self.phases if phase.start_step <= step][-1]
         sizes = list(phase.probabilities)
         if len(sizes) == 1:
             return sizes[0]
         # Philox is a function of (key, counter): the draw of a step needs no draw before it.
-        word = np.random.Philox(key=self.seed, counter=step).random_raw()
-        uniform = (int(word) >> 11) * 2.0**-53
+        uniform = (int(np.random.Philox(key=self.seed, counter=step).random_raw()) >> 11) * 2.0**-53
         bounds = np.cumsum(list(phase.probabilities.values()))
         # The probabilities may sum to a little less than 1; the last resolution takes the difference.
         return sizes[min(int(np.searchsorted(bounds, uniform, side="right")), len(sizes) - 1)]
@@ -108,11 +102,9 @@ def _table_problems(key: str, table: int | dict[int, int], resolutions: list[int
         if table < 1:
             yield f"{key} = {table}: must be at least 1"
         return
-    missing = [resolution for resolution in resolutions if resolution not in table]
-    if missing:
+    if missing := sorted(set(resolutions) - set(table)):
         yield f"{key} = {table}: has no entry for resolutions {missing}"
-    unused = sorted(set(table) - set(resolutions))
-    if unused:
+    if unused := sorted(set(table) - set(resolutions)):
         yield f"{key} = {table}: resolutions {unused} are in no phase; drop them or add them to one"
     for resolution, value in table.items():
         if value < 1:

@@ -1,11 +1,9 @@
 """Shards behind http(s): download once, check, keep on a local disk within a bound.
 
-In: the URL of a shard and its size and sha256 from the index. Out: a local file with that content.
-
 Many processes (ranks × workers) share one cache folder without talking to each other. Files are named by
-their sha256 and appear by rename, so a name that exists is whole and right. `flock` does the rest, because
-the kernel drops it when a process dies: the writer of a part file holds it exclusively, a reader of a shard
-holds it shared, and nothing locked is removed.
+their sha256 and appear by rename, so a name that exists is whole and right. `flock` does the rest, as the
+kernel drops it when a process dies: the writer of a part file holds it exclusively, a reader of a shard
+shared, and nothing locked is removed.
 """
 
 import contextlib
@@ -30,11 +28,10 @@ log = logging.getLogger(__name__)
 
 
 class ShardCache:
-    """Local copies of remote shards, at most `max_bytes` of them.
+    """Local copies of remote shards, at most `max_bytes` of them, part files included, on a local disk.
 
     The least recently opened shards go first; one that any process has open stays. Where every shard is in
-    use, a shard that is needed now is still fetched, one that is only prefetched is not. The bound includes
-    part files; the folder is to lie on a disk of the machine itself.
+    use, a shard that is needed now is still fetched, one that is only prefetched is not.
     """
 
     def __init__(
@@ -50,10 +47,7 @@ class ShardCache:
         return self.folder / f"{info.sha256}.tar"
 
     def open(self, url: str, info: ShardInfo) -> int:
-        """A descriptor of the local copy, which is fetched first if need be.
-
-        It carries a shared lock until it is closed, so the shard stays while it is read.
-        """
+        """A descriptor of the local copy, fetched first if need be; its shared lock makes the shard stay."""
         while True:
             self.fetch(url, info, needed_now=True)
             with contextlib.suppress(FileNotFoundError):  # evicted since: fetch it again
@@ -72,15 +66,11 @@ class ShardCache:
         return path
 
     def prefetch(self, shards: Wanted) -> None:
-        """Fetch these in the background, in order; a later call replaces what has not begun.
-
-        The thread belongs to the process that reads, and starts with its first request: a process that only
-        forks workers has none.
-        """
+        """Fetch these in the background, in order; a later call replaces what has not begun."""
         if list(shards) == list(self._wanted):
             return
         self._wanted = list(shards)
-        if self._queue is None:
+        if self._queue is None:  # here: a process that only forks workers has no thread
             self._queue = queue.SimpleQueue()
             threading.Thread(target=self._prefetch_loop, args=(self._queue,), daemon=True).start()
         self._queue.put(self._wanted)
@@ -128,9 +118,9 @@ class ShardCache:
             for path, _ in self._entries():
                 if excess > 0:
                     excess -= _evict(path)
-            if excess > 0 and not needed_now:
-                return False
             if excess > 0:
+                if not needed_now:
+                    return False
                 log.warning("%s exceeds its %d bytes: all its shards are in use", self.folder, self.max_bytes)
             file.truncate(size)
             return True

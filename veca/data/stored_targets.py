@@ -9,9 +9,8 @@ A cache is a folder of shards beside the images, made by `veca data cache`::
       train-000000.offsets.npy
 
 A sample is `KEY.json` (the fingerprint, and every view as it was drawn), then one array per view and
-resolution, `KEY.r256v0.npy`: row 0 is the global target, the others are the patches. A cache has one size of
-array per resolution, so one view is found and read without touching the others. A sample whose image could
-not be used is its `KEY.json` alone, which says why.
+resolution, `KEY.r256v0.npy`: row 0 is the global target, the others are the patches. Where the image could
+not be used, `KEY.json` says why, alone.
 """
 
 import hashlib
@@ -80,10 +79,7 @@ class CacheSpec:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the arrays of a sample lie: a function of the cache alone, the same for every sample.
-
-    Members are sorted by name, as in every shard of the project.
-    """
+    """Where the arrays of a sample lie, sorted by name: the same for every sample of a cache."""
 
     width: int
     dtype: str
@@ -93,21 +89,22 @@ class Layout:
     @cached_property
     def members(self) -> dict[str, int]:
         """Name of each array (what follows the key) and the bytes of its file, in the order of the tar."""
-        names = {view_name(size, view): size for size in self.resolutions for view in range(self.views)}
-        return {f"{name}.npy": self.npy_bytes(names[name]) for name in sorted(names)}
+        files = {
+            size: len(header) + (1 + (size // PATCH_SIZE) ** 2) * self.row_bytes()
+            for size, header in self.npy_headers.items()
+        }
+        names = {f"{view_name(size, view)}.npy": files[size] for size in files for view in range(self.views)}
+        return dict(sorted(names.items()))
 
     @cached_property
     def arrays_bytes(self) -> int:
-        """Bytes of all arrays of a sample, headers and padding included."""
+        """Bytes of all arrays of a sample in the tar."""
         return sum(_in_tar(size) for size in self.members.values())
 
     def from_end(self, name: str) -> int:
         """How far before the end of a sample the header of an array stands."""
         names = list(self.members)
         return sum(_in_tar(self.members[other]) for other in names[names.index(name) :])
-
-    def num_tokens(self, resolution: int) -> int:
-        return 1 + (resolution // PATCH_SIZE) ** 2
 
     def row_bytes(self) -> int:
         return self.width + 2 if self.dtype == "int8" else 2 * self.width
@@ -120,7 +117,7 @@ class Layout:
         """
         headers = {}
         for resolution in self.resolutions:
-            shape: tuple[int, ...] = (self.num_tokens(resolution), self.width)
+            shape: tuple[int, ...] = (1 + (resolution // PATCH_SIZE) ** 2, self.width)
             descr: Any = "<f2" if self.dtype == "fp16" else "<u2"  # numpy knows no bfloat16
             if self.dtype == "int8":
                 shape, descr = shape[:1], [("scale", "<f2"), ("values", "|i1", shape[1:])]
@@ -130,11 +127,7 @@ class Layout:
             headers[resolution] = start + text.encode("ascii")
         return headers
 
-    def npy_bytes(self, resolution: int) -> int:
-        return len(self.npy_headers[resolution]) + self.num_tokens(resolution) * self.row_bytes()
-
     def sample_bytes(self, *, json_bytes: int) -> int:
-        """What a sample takes in the tar."""
         return _in_tar(json_bytes) + self.arrays_bytes
 
 
@@ -207,21 +200,47 @@ class TargetsSource:
     dtype: Literal["fp16", "bf16", "int8"] | None = None
 
     def open(self) -> Cache:
-        return find_cache(Path(self.path), teacher=self.teacher, views=self.views, dtype=self.dtype)
+        """The one finished cache at or directly under the path of which all that is stated is true."""
+        path = Path(self.path)
+        if path.name.startswith(FOLDER_PREFIX):
+            folders = [path]
+        else:
+            folders = sorted(folder for folder in path.glob(f"{FOLDER_PREFIX}*") if folder.is_dir())
+        finished = [open_cache(folder) for folder in folders if (folder / INDEX_NAME).is_file()]
+        if not finished:
+            state = f"the cache {folders[0]} is not finished" if folders else f"there is no cache in {path}"
+            raise FileNotFoundError(
+                f"{state}. Run `veca data cache` on the shards; it goes on where it stopped."
+            )
+        fitting = [cache for cache in finished if not self._differences(cache.spec)]
+        if len(fitting) == 1:
+            return fitting[0]
+        if fitting:
+            names = ", ".join(cache.folder.name for cache in fitting)
+            raise ValueError(f"{path} holds {len(fitting)} caches: {names}. Give the path of one.")
+        told = [f"{cache.folder}: {self._differences(cache.spec)}" for cache in finished]
+        raise ValueError(
+            f"no cache in {path} is the one asked for:{listed(told)}\nMake it with `veca data cache`."
+        )
+
+    def _differences(self, spec: CacheSpec) -> str:
+        found = []
+        for name in ("teacher", "views", "dtype"):
+            value = getattr(self, name)
+            known = (spec.teacher, spec.weights) if name == "teacher" else (getattr(spec, name),)
+            if value not in (None, *known):
+                found.append(f"{name} is {' / '.join(map(str, known))}, not {value}")
+        return "; ".join(found)
 
 
 def npy_files(rows: NDArray[np.uint8], layout: Layout, resolution: int) -> Iterator[bytes]:
     """The .npy file of each view, from rows (views, tokens, row_bytes)."""
-    header = layout.npy_headers[resolution]
-    return (header + view.tobytes() for view in rows)
+    return (layout.npy_headers[resolution] + view.tobytes() for view in rows)
 
 
 def npy_rows(file: NDArray[np.uint8], layout: Layout, resolution: int) -> NDArray[np.uint8]:
-    """The rows (tokens, row_bytes) in the bytes of a .npy file; ValueError unless it is just such an array.
-
-    No header is parsed: every array of a cache has the one of its layout.
-    """
-    header, size = layout.npy_headers[resolution], layout.npy_bytes(resolution)
+    """The rows (tokens, row_bytes) in a .npy file's bytes; ValueError unless it is just such an array."""
+    header, size = layout.npy_headers[resolution], layout.members[f"{view_name(resolution, 0)}.npy"]
     found = file[: len(header)].tobytes()
     if found != header:
         raise ValueError(f"begins with {found!r}, not {header!r}")
@@ -248,8 +267,8 @@ def open_cache(folder: Path) -> Cache:
         )
     try:
         spec = CacheSpec(**{**about, "resolutions": tuple(about["resolutions"])})
-        problems = list(spec_problems(resolutions=spec.resolutions, views=spec.views, dtype=spec.dtype))
-        damaged = bool(problems) or spec.fingerprint != claimed
+        problems = spec_problems(resolutions=spec.resolutions, views=spec.views, dtype=spec.dtype)
+        damaged = any(problems) or spec.fingerprint != claimed
     except (KeyError, TypeError):
         damaged = True
     if damaged:
@@ -257,41 +276,6 @@ def open_cache(folder: Path) -> Cache:
             f"{folder / INDEX_NAME} does not fit its fingerprint {claimed}. Make the cache again."
         )
     return Cache(folder, index, spec)
-
-
-def find_cache(path: Path, **wanted: Any) -> Cache:
-    """The one cache at or directly under `path` whose spec has the `wanted` values (None: any).
-
-    A teacher may be wanted by its name or by the fingerprint of its weights.
-    """
-    if path.name.startswith(FOLDER_PREFIX):
-        folders = [path]
-    else:
-        folders = sorted(folder for folder in path.glob(f"{FOLDER_PREFIX}*") if folder.is_dir())
-    finished = [open_cache(folder) for folder in folders if (folder / INDEX_NAME).is_file()]
-    if not finished:
-        state = f"the cache {folders[0]} is not finished" if folders else f"there is no cache in {path}"
-        raise FileNotFoundError(f"{state}. Run `veca data cache` on the shards; it goes on where it stopped.")
-    differences = [_differences(cache.spec, wanted) for cache in finished]
-    fitting = [cache for cache, found in zip(finished, differences, strict=True) if not found]
-    if len(fitting) == 1:
-        return fitting[0]
-    if fitting:
-        names = ", ".join(cache.folder.name for cache in fitting)
-        raise ValueError(f"{path} holds {len(fitting)} caches: {names}. Give the path of one.")
-    told = [f"{cache.folder}: {found}" for cache, found in zip(finished, differences, strict=True)]
-    raise ValueError(
-        f"no cache in {path} is the one asked for:{listed(told)}\nMake it with `veca data cache`."
-    )
-
-
-def _differences(spec: CacheSpec, wanted: dict[str, Any]) -> str:
-    found = []
-    for name, value in wanted.items():
-        known = (spec.teacher, spec.weights) if name == "teacher" else (getattr(spec, name),)
-        if value is not None and value not in known:
-            found.append(f"{name} is {' / '.join(map(str, known))}, not {value}")
-    return "; ".join(found)
 
 
 def _in_tar(size: int) -> int:

@@ -1,13 +1,11 @@
 """Stored views and their targets, read beside the images they belong to.
 
-A view is replayed exactly as it was recorded, so the student sees the pixels that the teacher saw. Which of
-the K stored views a visit takes is a function of (seed, visit, key): every K visits take each of them once,
-in an order of their own.
+A view is replayed exactly as it was recorded, so the student sees the pixels that the teacher saw. Every K
+visits take each of the K stored views once, in an order that is a function of (seed, visit, key).
 
-Of a teacher's tokens (…, D) rows of bytes (…, row_bytes) are kept, as they stand in the .npy. int8 keeps,
-per token, a float16 scale and D steps of it; the scale of a token is its largest magnitude / 127. int8 rows
-stay packed until they are on the training device (`open_targets`): workers and buses move half the bytes, and
-a CPU worker would spend on unpacking what the smaller read has saved.
+Tokens (…, D) are kept as rows of bytes (…, row_bytes). int8 keeps a float16 scale per token, its largest
+magnitude / 127, and D steps of it; it stays packed until it is on the training device (`open_targets`):
+workers and buses move half the bytes, and a CPU would spend on unpacking what the smaller read has saved.
 """
 
 import json
@@ -17,8 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from veca.data.decode import BadImage
 from veca.data.index import Shard, check_shards, listed
-from veca.data.reader import BadSample, Sample, ShardReader, parse_header, tar_members
+from veca.data.reader import Sample, ShardReader, parse_header, tar_members
 from veca.data.stored_targets import SKIPPED_BYTES, Cache, npy_rows, view_name
 from veca.data.tars import BLOCK
 from veca.data.views import View, sample_generator, view_from_json
@@ -32,10 +31,7 @@ _SCALE_BYTES = 2
 
 
 class StoredViews:
-    """A `ViewSource` over one split of a cache, whose shards are those of the images, number by number.
-
-    `seed` decides the choice among a sample's views.
-    """
+    """A `ViewSource` over one split of a cache, whose shards are those of the images, number by number."""
 
     def __init__(self, cache: Cache, split: str, *, seed: int, max_open: int) -> None:
         self._reader = ShardReader(cache.shards(split), cache=None, max_open=max_open)
@@ -48,7 +44,7 @@ class StoredViews:
         name = view_name(resolution, number)
         about = self.read_about(sample.shard, sample.number, key=sample.key)
         if "skipped" in about:
-            raise BadSample("no-targets", f"the cache has no targets of it: {about['skipped']}")
+            raise BadImage("no-targets", f"the cache has no targets of it: {about['skipped']}")
         view = view_from_json(about["views"][name])
         return view, self._read_targets(sample, f"{name}.npy", resolution)
 
@@ -60,7 +56,7 @@ class StoredViews:
         try:
             ((name, content),) = tar_members(self._reader.read_span(shard, begin, max(begin, end)).tobytes())
             about: dict[str, Any] = json.loads(content)
-        except (BadSample, ValueError) as error:
+        except ValueError as error:
             raise self._refusal(shard, number, f"is damaged ({error})") from None
         if about.get("targets") != self._fingerprint:
             raise self._refusal(shard, number, f"belongs to the cache {about.get('targets')}")
@@ -111,7 +107,10 @@ def unpack_rows(rows: Tensor, dtype: str) -> Tensor:
 
 def open_targets(targets: Targets) -> Targets:
     """Targets as numbers, on the device where they are: packed int8 rows become float32."""
-    return Targets(_opened(targets.cls), _opened(targets.patches))
+    if targets.cls.dtype != torch.uint8:
+        return targets
+    packed = ((rows[..., :_SCALE_BYTES].contiguous(), rows[..., _SCALE_BYTES:]) for rows in targets)
+    return Targets(*(steps.view(torch.int8) * scale.view(torch.float16).float() for scale, steps in packed))
 
 
 def view_of_visit(seed: int, visit: int, key: str, *, num_views: int) -> int:
@@ -125,8 +124,7 @@ def view_of_visit(seed: int, visit: int, key: str, *, num_views: int) -> int:
 def check_replay(cache: Cache, images: Mapping[str, Sequence[Shard]], *, resolutions: Sequence[int]) -> None:
     """Raise one error that names every way in which a cache does not serve these images, by split."""
     problems = []
-    missing = [resolution for resolution in resolutions if resolution not in cache.spec.resolutions]
-    if missing:
+    if missing := sorted(set(resolutions) - set(cache.spec.resolutions)):
         problems.append(f"resolution: the run needs {missing}, the cache has {list(cache.spec.resolutions)}")
     for split, shards in images.items():
         held = [shard.info.name for shard in cache.shards(split)]
@@ -160,15 +158,8 @@ def _ends(cache: Cache, images: Sequence[Shard], split: str) -> Iterator[str]:
             try:
                 key = None if shard.is_remote else reader.read(number, sample).key
                 views.read_about(number, sample, key=key)
-            except BadSample:
+            except BadImage:
                 continue  # the image is what cannot be read; training will count it
             except ValueError as error:
                 yield str(error)
                 break
-
-
-def _opened(rows: Tensor) -> Tensor:
-    if rows.dtype != torch.uint8:
-        return rows
-    scale = rows[..., :_SCALE_BYTES].contiguous().view(torch.float16)
-    return rows[..., _SCALE_BYTES:].view(torch.int8) * scale.float()

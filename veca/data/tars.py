@@ -1,8 +1,7 @@
 """Tar files of strangers: members one by one, in flat memory and bounded time, or one kind of error.
 
-Understands the old format, ustar, GNU (long names, numbers in base 256, sparse files) and pax. Python's
-`tarfile` reads the same, but believes what it reads: sizes below zero send it backwards for ever, huge ones
-forwards, a long name fills the memory, and damaged numbers raise whatever they raise.
+Understands the old format, ustar, GNU and pax. Python's `tarfile` does too, but believes what it reads: a
+size below zero sends it backwards for ever, a long name fills the memory, a damaged number raises anything.
 """
 
 import os
@@ -72,12 +71,10 @@ class Header(NamedTuple):
 
 
 class TarStream:
-    """A tar that is read from its start: iterate over headers, `read` the content of the last one or not.
+    """A decompressed tar, read from its start: iterate over headers, `read` the content of the last or not.
 
-    Args:
-        file: The tar, decompressed.
-        length: Its bytes, if it can be skipped in by `seek`; None for a stream.
-        wants_end: Whether the block of zeros after the last member must be there.
+    `length` is its bytes, None for a stream without `seek`; `wants_end` says whether the block of zeros after
+    the last member must be there.
     """
 
     def __init__(self, file: IO[bytes], *, length: int | None, wants_end: bool = True) -> None:
@@ -91,7 +88,11 @@ class TarStream:
             if self._length is not None and header.stop > self._length:
                 raise DamagedTar("cut off")
             yield header
-            self._skip_to(header.stop)
+            if self._length is not None:
+                self._file.seek(header.stop - self._position, os.SEEK_CUR)
+                self._position = header.stop
+            while self._position < header.stop:
+                self._exactly(min(_PIECE, header.stop - self._position))
 
     def read(self, header: Header) -> bytes:
         return self._exactly(header.size)
@@ -129,13 +130,6 @@ class TarStream:
         if len(data) < size:
             raise DamagedTar("cut off")
         return data
-
-    def _skip_to(self, place: int) -> None:
-        if self._length is not None:
-            self._file.seek(place - self._position, os.SEEK_CUR)
-            self._position = place
-        while self._position < place:
-            self._exactly(min(_PIECE, place - self._position))
 
 
 def open_archive(path: Path) -> IO[bytes]:

@@ -9,12 +9,9 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
-from typing import IO, TYPE_CHECKING, Any, TypeVar
+from typing import IO, Any, TypeVar
 from urllib.parse import urlsplit
-
-if TYPE_CHECKING:
-    from _typeshed import WriteableBuffer
+from urllib.request import HTTPDefaultErrorHandler, HTTPErrorProcessor, ProxyHandler
 
 SCHEMES = ("http://", "https://")
 MIN_RATE = 1000  # bytes a second; a server that sends less is as good as silent
@@ -103,17 +100,11 @@ class Downloader:
         self._with_retries(save, url)
 
     def _open(self, url: str, method: str) -> http.client.HTTPResponse:
-        assert url.startswith(SCHEMES)  # urllib would also open file: and ftp:
-        request = urllib.request.Request(url, method=method)
         opener = urllib.request.OpenerDirector()  # of one's own: the usual one also opens file: and ftp:
-        for handler in (
-            urllib.request.ProxyHandler(),
-            _Http(self.patience),
-            _Redirects(),
-            urllib.request.HTTPDefaultErrorHandler(),
-            urllib.request.HTTPErrorProcessor(),
-        ):
+        usual = ProxyHandler(), HTTPDefaultErrorHandler(), HTTPErrorProcessor()
+        for handler in (*usual, _Http(self.patience), _Redirects()):
             opener.add_handler(handler)
+        request = urllib.request.Request(url, method=method)
         response: http.client.HTTPResponse = opener.open(request, timeout=self.timeout)
         return response
 
@@ -127,9 +118,8 @@ class Downloader:
                 error.close()  # it is the response too, with its socket
                 last: Exception = error
                 if error.code < 500 and error.code not in _TRANSIENT_STATUS:
-                    raise FileNotFoundError(
-                        f"{url}: the server answers {error.code} {error.reason}"
-                    ) from None
+                    answer = f"{error.code} {error.reason}"
+                    raise FileNotFoundError(f"{url}: the server answers {answer}") from None
             except (OSError, http.client.HTTPException) as error:
                 last = error
             log.warning("%s: attempt %d of %d failed: %s", url, attempt + 1, self.attempts, last)
@@ -137,10 +127,7 @@ class Downloader:
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
-    """Follows redirects within http(s), never from https to http.
-
-    No header goes with them: what proves to one host who asks is not for another. HEAD stays HEAD.
-    """
+    """Follows redirects within http(s), never from https to http; headers, which may be secret, stay."""
 
     def redirect_request(
         self, req: urllib.request.Request, fp: Any, code: int, msg: str, headers: Any, newurl: str
@@ -167,25 +154,20 @@ class _Http(urllib.request.HTTPHandler):
     https_request = urllib.request.HTTPHandler.http_request  # the same headers for both
 
     def http_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
+        def respond(*args: Any, **options: Any) -> http.client.HTTPResponse:
+            response = http.client.HTTPResponse(*args, **options)
+            response.fp = io.BufferedReader(_Paced(response.fp.detach(), self.patience))  # headers included
+            return response
+
         def connect(host: str, **options: Any) -> http.client.HTTPConnection:
-            secure = req.type == "https"
-            connection = (http.client.HTTPSConnection if secure else http.client.HTTPConnection)(
-                host, **options
-            )
-            connection.response_class = partial(_Response, patience=self.patience)  # type: ignore[assignment]
+            kind = http.client.HTTPSConnection if req.type == "https" else http.client.HTTPConnection
+            connection = kind(host, **options)
+            connection.response_class = respond  # type: ignore[assignment]
             return connection
 
         return self.do_open(connect, req)
 
     https_open = http_open
-
-
-class _Response(http.client.HTTPResponse):
-    """A response whose every byte, headers included, is read through `_Paced`."""
-
-    def __init__(self, sock: Any, *args: Any, patience: float, **kwargs: Any) -> None:
-        super().__init__(sock, *args, **kwargs)
-        self.fp = io.BufferedReader(_Paced(self.fp.detach(), patience))
 
 
 class _Paced(io.RawIOBase):
@@ -201,7 +183,7 @@ class _Paced(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
-    def readinto(self, buffer: "WriteableBuffer") -> int | None:
+    def readinto(self, buffer: Any) -> int | None:
         start = time.monotonic()
         count = self._raw.readinto(buffer)
         self._waited += time.monotonic() - start

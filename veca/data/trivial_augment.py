@@ -1,9 +1,8 @@
 """The 14 operations of TrivialAugmentWide on uint8 pixels (method, section 4).
 
 Definitions are Pillow's (ImageOps, ImageEnhance, affine transforms with nearest interpolation and black
-fill), which are those of torchvision on Pillow images. OpenCV does the work, several times faster: its
-results are equal or, where a sum of products is rounded, one grey level off; of a rotated or sheared
-picture, pixels on the very edge between two others may come from either.
+fill), as in torchvision. OpenCV is several times faster: its results are equal or, where a sum of products is
+rounded, one grey level off; of a rotated or sheared picture, pixels on an edge may come from either side.
 """
 
 import math
@@ -17,15 +16,10 @@ from numpy.typing import NDArray
 NUM_BINS = 31
 MIN_BITS = 2
 LARGEST = {  # magnitude of the operations that have a sign
-    "ShearX": 0.99,  # slope
-    "ShearY": 0.99,
-    "TranslateX": 32.0,  # pixels, at every resolution
-    "TranslateY": 32.0,
+    **dict.fromkeys(("ShearX", "ShearY"), 0.99),  # slope
+    **dict.fromkeys(("TranslateX", "TranslateY"), 32.0),  # pixels, at every resolution
     "Rotate": 135.0,  # degrees
-    "Brightness": 0.99,  # factor 1 ± this
-    "Color": 0.99,
-    "Contrast": 0.99,
-    "Sharpness": 0.99,
+    **dict.fromkeys(("Brightness", "Color", "Contrast", "Sharpness"), 0.99),  # factor 1 ± this
 }
 
 Bytes = NDArray[Any]  # uint8, which OpenCV's annotations do not promise
@@ -57,13 +51,11 @@ def apply_op(pixels: Bytes, *, op: str, magnitude: float) -> Bytes:
 
 
 def _translate_y(pixels: Bytes, shift: float) -> Bytes:
-    moved = np.zeros_like(pixels)
-    distance = min(abs(int(shift)), len(pixels))
-    kept = len(pixels) - distance
-    if shift < 0:
-        moved[:kept] = pixels[distance:]
+    moved, distance = np.zeros_like(pixels), int(shift)
+    if distance < 0:
+        moved[:distance] = pixels[-distance:]
     else:
-        moved[distance:] = pixels[:kept]
+        moved[distance:] = pixels[: max(len(pixels) - distance, 0)]
     return moved
 
 
@@ -94,10 +86,8 @@ def _scale(pixels: Bytes, factor: float, *, around: int) -> Bytes:
 
 def _color(pixels: Bytes, magnitude: float) -> Bytes:
     """From gray to colour and beyond, as one matrix."""
-    matrix = np.empty((3, 4))
-    matrix[:, :3] = (1 + magnitude) * np.eye(3) - magnitude * np.array(_LUMA)
-    matrix[:, 3] = _FLOOR
-    return cv2.transform(pixels, matrix)
+    mix = (1 + magnitude) * np.eye(3) - magnitude * np.array(_LUMA)
+    return cv2.transform(pixels, np.column_stack([mix, np.full(3, _FLOOR)]))
 
 
 def _sharpness(pixels: Bytes, magnitude: float) -> Bytes:
@@ -113,31 +103,24 @@ def _sharpness(pixels: Bytes, magnitude: float) -> Bytes:
 def _auto_contrast(pixels: Bytes, _: float) -> Bytes:
     """Stretch each channel to 0…255."""
     rows = pixels.reshape(len(pixels), -1)
-    low = rows.min(axis=0).reshape(-1, 3).min(axis=0).tolist()
-    high = rows.max(axis=0).reshape(-1, 3).max(axis=0).tolist()
-    matrix = np.zeros((3, 4))
-    for channel, (darkest, brightest) in enumerate(zip(low, high, strict=True)):
-        stretch = brightest > darkest
-        scale = 255 / (brightest - darkest) if stretch else 1.0
-        matrix[channel, channel] = scale
-        matrix[channel, 3] = _FLOOR - (darkest * scale if stretch else 0.0)
-    return cv2.transform(pixels, matrix)
+    low = rows.min(axis=0).reshape(-1, 3).min(axis=0).astype(float)
+    high = rows.max(axis=0).reshape(-1, 3).max(axis=0).astype(float)
+    stretch = high > low
+    scale = np.where(stretch, 255 / np.maximum(high - low, 1), 1)
+    shift = _FLOOR - np.where(stretch, low * scale, 0)
+    return cv2.transform(pixels, np.column_stack([np.diag(scale), shift]))
 
 
 def _equalize(pixels: Bytes, _: float) -> Bytes:
     """Even out each channel's histogram, by Pillow's integer rule."""
     planes = cv2.split(pixels)
-    counts = np.stack([cv2.calcHist([plane], [0], None, [256], [0, 256]).ravel() for plane in planes])
-    counts = counts.astype(np.int32)
+    histograms = [cv2.calcHist([plane], [0], None, [256], [0, 256]).ravel() for plane in planes]
+    counts = np.stack(histograms).astype(np.int32)
     darker = counts.cumsum(axis=1) - counts  # pixels below each level
-    total = pixels.shape[0] * pixels.shape[1]
-    step = (darker * (darker < total)).max(axis=1, keepdims=True) // 255  # darker than the brightest
+    step = (darker * (darker < planes[0].size)).max(axis=1, keepdims=True) // 255  # darker than the brightest
     tables = np.minimum((darker + step // 2) // np.maximum(step, 1), 255).astype(np.uint8)
-    evened = [
-        cv2.LUT(plane, table) if wide else plane
-        for plane, table, wide in zip(planes, tables, step.ravel().tolist(), strict=True)
-    ]
-    return cv2.merge(evened)
+    channels = zip(planes, tables, step.ravel().tolist(), strict=True)
+    return cv2.merge([cv2.LUT(plane, table) if wide else plane for plane, table, wide in channels])
 
 
 _OPS: dict[str, Callable[[Bytes, float], Bytes]] = {  # in the order in which a draw numbers them

@@ -1,15 +1,11 @@
 """Views: which part of an image the model sees, what is done to it, and pixels as a model's input.
 
-A view is drawn from (seed, epoch, key) and the image's size alone, before anything is decoded, and is
-recorded whole: the same bytes and the same view give the same pixels, whichever worker renders them. That
-is how cached teacher targets meet the student's input.
+A view is drawn from (seed, epoch, key) and the image's size alone, and recorded whole: the same bytes and
+view give the same pixels, whoever renders them. That is how cached targets meet the student's input.
 
 A training view is, in this order (method, section 4): short side to 9/8 of the resolution (bicubic,
-antialiased), random crop, flip, one operation of TrivialAugmentWide. The resize stops where the crop
-ends, and of a large JPEG only the needed frequencies are decoded. The validation view, which all figures,
-features and probes share, is the centre crop.
-
-Batches travel as uint8 (a quarter of the bytes) and are normalised once, on the device that uses them.
+antialiased), random crop, flip, one operation of TrivialAugmentWide. The validation view is the centre crop.
+Batches travel as uint8, a quarter of the bytes, and are normalised once, on the device that uses them.
 """
 
 import hashlib
@@ -63,10 +59,7 @@ def sample_generator(seed: int, epoch: int, key: str) -> np.random.Generator:
 def draw_view(
     rng: np.random.Generator, *, size: tuple[int, int], resolution: int, augment: bool = True
 ) -> View:
-    """Draw a training view of an image of `size` = (width, height).
-
-    Without `augment` the operation is Identity; crop and flip stay those of the same generator.
-    """
+    """Draw a training view of an image of (width, height); without `augment`, only its crop and flip."""
     width, height = resized_size(size, resolution=resolution)
     # One call for all numbers: it costs less than a call for each.
     left, top, flip, op, step, sign = rng.random(6).tolist()
@@ -108,22 +101,22 @@ def render(data: bytes, view: View) -> NDArray[np.uint8]:
 def render_all(images: Sequence[bytes], views: Sequence[View]) -> Iterator[NDArray[np.uint8] | BadImage]:
     """`render` of several images; one that cannot be decoded gives its error in its place.
 
-    Several are decoded, then finished together: going to and fro between the decoder and the operations
-    for every image would cost a tenth of the time, in caches that hold the code of neither.
+    Several are decoded, then finished together: going to and fro between the two for every image would
+    cost a tenth of the time, in caches that hold the code of neither.
     """
     decoded: list[tuple[Pixels | BadImage, View]] = []
     held = 0
-    for data, view in zip(images, views, strict=True):
+    for number, (data, view) in enumerate(zip(images, views, strict=True), start=1):
         try:
             pixels = decode_pixels(data, short_side=min(view.width, view.height))
             decoded.append((pixels, view))
             held += pixels.rgb.nbytes
         except BadImage as error:
             decoded.append((error, view))
-        if held >= _HELD_BYTES:
-            yield from _finished(decoded)
+        if held >= _HELD_BYTES or number == len(images):
+            for found, seen in decoded:
+                yield found if isinstance(found, BadImage) else render_pixels(found, seen)
             decoded, held = [], 0
-    yield from _finished(decoded)
 
 
 def render_pixels(pixels: Pixels, view: View) -> NDArray[np.uint8]:
@@ -199,11 +192,6 @@ def check_resolution(resolution: int, *, patch_size: int, resized: bool = True) 
         raise ValueError(f"resolution must be a multiple of {step}; got {resolution}. Try {near}.")
 
 
-def _finished(decoded: Sequence[tuple[Pixels | BadImage, View]]) -> Iterator[NDArray[np.uint8] | BadImage]:
-    for pixels, view in decoded:
-        yield pixels if isinstance(pixels, BadImage) else render_pixels(pixels, view)
-
-
 def _resize_and_crop(pixels: Pixels, view: View) -> NDArray[np.uint8]:
     rgb, (width, height), divisor = pixels
     bottom, right = view.top + view.resolution, view.left + view.resolution
@@ -214,9 +202,9 @@ def _resize_and_crop(pixels: Pixels, view: View) -> NDArray[np.uint8]:
             for end, scale in zip((bottom, right), scales, strict=True)
         )
         source = torch.from_numpy(np.ascontiguousarray(rgb[:rows, :columns]))[None]
-        # torch's uint8 kernel is more than twice as fast as Pillow's resize of the crop box alone, and
-        # agrees with Pillow to one level, rarely two. It cannot start inside a pixel, so the part before
-        # the crop is resized too. It gives floor(side × scale) pixels: a hair more makes sure of the last.
+        # torch's uint8 kernel is more than twice as fast as Pillow's resize of the crop box alone, and agrees
+        # to one level, rarely two. It cannot start inside a pixel, so the part before the crop is resized
+        # too. It gives floor(side × scale) pixels: a hair more makes sure of the last.
         resized = F.interpolate(
             source.permute(0, 3, 1, 2),
             scale_factor=[scale * (1 + 1e-9) for scale in scales],
