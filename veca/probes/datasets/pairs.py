@@ -1,13 +1,6 @@
 """Images with a mask or a depth map each: two folders with the same names, or lists of names.
 
-The folder of anyone, without a name of its own, is laid out as either of ::
-
-    DATA/{train,val,test}/images/NAME.jpg     DATA/{train,val,test}/masks/NAME.png (or depths/)
-    DATA/images/{train,val,test}/NAME.jpg     DATA/masks/{train,val,test}/NAME.png (or depth/, semantic/)
-
-with NAME at any depth. Masks need DATA/classes.json, `{"sky": 0, "road": 1}`, or DATA/classes.txt, a name
-per line. Depth is 16-bit in millimetres or .npy in metres, unless DATA/depth.json says otherwise:
-`{"metres_per_unit": 0.04, "max_depth": 10}`.
+The folder of anyone is laid out as docs/probe-datasets.md tells, with names at any depth.
 """
 
 import io
@@ -120,7 +113,7 @@ def paired(
 
 
 def open_pairs(root: Path, task: Task) -> Contents:
-    """The folder of anyone; see the top of this file."""
+    """The folder of anyone."""
     if (found := find_pairs(root, task)) is None:
         words = ", ".join(TARGET_FOLDERS[task])
         raise FileNotFoundError(

@@ -3,13 +3,7 @@
 A reader takes a dataset's folder and gives its `Contents`. What is missing or does not fit is named, nothing
 is passed over. Whether every split has every class is checked when all is read (`keep_classes`).
 
-Shards are train-*.tar and val-*.tar (or test) in one folder. The label of KEY.jpg is the first there is of:
-
-1. KEY.cls, a number: what webdataset users write;
-2. `label` or `cls` in KEY.json, a number or a name;
-3. the folder of `source` in KEY.json: `veca data shards` writes it, so shards of class folders are labelled.
-
-Numbers are the classes 0, 1, 2, …, named in classes.txt (a name per line) if that lies beside the tars.
+Shards are train-*.tar and val-*.tar (or test) in one folder, labelled as docs/probe-datasets.md tells.
 Opening reads headers and labels; images are read from their place in the tar. Nothing is unpickled.
 """
 
@@ -127,11 +121,11 @@ class _Sample(NamedTuple):
 
 def open_shards(root: Path) -> Contents:
     """The labelled samples of all tars in a folder."""
-    found = {
-        split: [sample for path in sorted(root.glob(f"{split}-*.tar")) for sample in _read_shard(path)]
-        for split in ("train", *HELD_OUT)
-    }
-    found = {split: samples for split, samples in found.items() if samples}
+    found = {}
+    for split in ("train", *HELD_OUT):
+        tars = sorted(root.glob(f"{split}-*.tar"))
+        if samples := [sample for path in tars for sample in _read_shard(path)]:
+            found[split] = samples
     if "train" not in found or len(found) < 2:
         raise FileNotFoundError(
             f"{root} must hold train-*.tar and val-*.tar, or test-*.tar; has {list(found)}."
