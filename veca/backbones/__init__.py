@@ -10,12 +10,11 @@ Shapes: B batch, N patches, D width.
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from importlib import import_module
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
 import transformers
@@ -26,10 +25,11 @@ from veca.backbones.control import TransformersStudent, load_control
 from veca.checkpoint import load_model
 from veca.data.resolutions import PATCH_SIZE
 from veca.data.views import normalise
-from veca.model import SIZES, Size, Veca
+from veca.model import SIZES, Veca
 from veca.teachers.base import Encoding, Normalisation, Teacher, weights_fingerprint
 from veca.teachers.transformers import TokenTeacher, load_network, size_options
 
+Model = TypeVar("Model", bound=nn.Module)
 Task = Literal["classify", "multilabel", "segment", "depth"]
 DENSE_TASKS: tuple[Task, ...] = ("segment", "depth")
 Numbers = list[int] | str | None  # a list, or the same from the command line, as 8,64
@@ -270,12 +270,6 @@ def open_model(spec: str, *, seed: int | None = None, allow_remote_code: bool = 
     return model
 
 
-def random_model(size: Size, *, seed: int) -> Veca:
-    """Fresh weights of the given size in eval mode; the caller's random numbers stay as they are."""
-    with _drawn_with(seed):
-        return Veca(**size.as_dict()).eval()
-
-
 class Grid(NamedTuple):
     """Every budget is run at every resolution; the budget of a model without budgets is None."""
 
@@ -338,11 +332,11 @@ def _numbers(key: str, value: Numbers, problems: list[str]) -> list[int]:
     return numbers
 
 
-@contextmanager
-def _drawn_with(seed: int) -> Iterator[None]:
+def _drawn(make: Callable[[], Model], seed: int) -> Model:
+    """A model with weights drawn from the seed; the caller's random numbers stay as they are."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        yield
+        return make()
 
 
 def _open(spec: str, *, seed: int | None, allow_remote_code: bool) -> ProbedModel:
@@ -352,7 +346,7 @@ def _open(spec: str, *, seed: int | None, allow_remote_code: bool) -> ProbedMode
     if kind == "random":
         if rest not in SIZES:
             raise ValueError(f"random:SIZE takes one of {', '.join(SIZES)}; got {rest!r}. Try random:small.")
-        return VecaNetwork(random_model(SIZES[rest], seed=seed or 0))
+        return VecaNetwork(_drawn(partial(Veca, **SIZES[rest].as_dict()), seed or 0))
     if kind == "teacher":
         return TeacherNetwork(_open_teacher(rest))
     if kind == RADIO:
@@ -366,13 +360,11 @@ def _open(spec: str, *, seed: int | None, allow_remote_code: bool) -> ProbedMode
         model, normalisation = load_network(rest or PEERS[kind])
         if seed is not None:
             assert isinstance(model, transformers.PreTrainedModel), type(model)
-            with _drawn_with(seed):
-                model = type(model)(model.config)
+            model = _drawn(partial(type(model), model.config), seed)
         return _network_of(model, normalisation)
     if (control := load_control(spec)) is not None:
         if seed is not None:
-            with _drawn_with(seed):
-                control = TransformersStudent(**control.arguments)
+            control = _drawn(partial(TransformersStudent, **control.arguments), seed)
         return ControlNetwork(control)
     try:
         student = load_model(spec)
@@ -381,7 +373,7 @@ def _open(spec: str, *, seed: int | None, allow_remote_code: bool) -> ProbedMode
             f"{error} A probe also takes {', '.join(PEERS)}, hf:HUB_ID_OR_FOLDER, teacher:CLASS, "
             "random:SIZE and pixels."
         ) from None
-    return VecaNetwork(student if seed is None else random_model(student.size, seed=seed))
+    return VecaNetwork(student if seed is None else _drawn(partial(Veca, **student.size.as_dict()), seed))
 
 
 def _network_of(model: nn.Module, normalisation: Normalisation) -> ProbedModel:

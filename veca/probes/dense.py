@@ -104,7 +104,7 @@ class DenseProbe(FittedProbe):
         """The answer that ignores the image."""
 
     def constant(self) -> dict[str, float]:
-        truths, usual = map(self._truth, range(len(self.judged.items))), self.usual
+        truths, usual = map(self._truth, range(len(self.splits[self.sweep.judged].items))), self.usual
         return self.judge((torch.full_like(truth, usual), truth) for truth in truths)
 
     @property
@@ -145,7 +145,8 @@ class DenseProbe(FittedProbe):
             yield self.answer(found, size=(truth.shape[0], truth.shape[1])).cpu(), truth
 
     def _truth(self, item: int) -> Tensor:
-        return torch.from_numpy(np.asarray(self.judged.items[item].target).astype(self.truth))
+        target = self.splits[self.sweep.judged].items[item].target
+        return torch.from_numpy(np.asarray(target).astype(self.truth))
 
 
 def run_dense(

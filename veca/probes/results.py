@@ -181,21 +181,14 @@ def paper_cells(dataset: str, quantity: str, *, budgets: Collection[int | None] 
 
 
 def elastic_picture(results: Results) -> str:
-    """The curve as SVG; empty text when nothing was measured at two budgets."""
-    lines = elastic_lines(results)
-    budgets = sorted({at for line in lines for at, _ in line.points})
-    quantity = results.quantities[0]
-    label = f"{quantity} (%)" if is_share(quantity) else quantity
-    return line_chart(lines, x_label="budget (active cores)", y_label=label, x_ticks=budgets)
+    """The curve as SVG, a line per model and resolution; what has a single value becomes a dashed level.
 
-
-def elastic_lines(results: Results) -> list[Line]:
-    """One line per model and resolution; what has a single value becomes a dashed level."""
+    Empty text when nothing was measured at two budgets.
+    """
     quantity, curves, levels = results.quantities[0], dict[str, Points](), dict[str, float]()
     scale = 100 if is_share(quantity) else 1
-    for (name, resolution), group in groupby(
-        results.rows(paper=True), key=lambda row: (row.name, row.resolution)
-    ):
+    rows = results.rows(paper=True)
+    for (name, resolution), group in groupby(rows, key=lambda row: (row.name, row.resolution)):
         title = name if resolution is None else f"{name}, {resolution} px"
         values = [(row.budget, scale * row.values[quantity]) for row in group]
         points = sorted((float(budget), value) for budget, value in values if budget is not None)
@@ -203,8 +196,9 @@ def elastic_lines(results: Results) -> list[Line]:
             curves[title] = points
         else:
             levels[title] = values[0][1]
-    budgets = [at for points in curves.values() for at, _ in points]
-    if not budgets:
-        return []
-    flat = {title: [(min(budgets), value), (max(budgets), value)] for title, value in levels.items()}
-    return [Line(title, points, dashed=title in levels) for title, points in {**curves, **flat}.items()]
+    budgets = sorted({at for points in curves.values() for at, _ in points})
+    flat = {title: [(at, value) for at in budgets[:1] + budgets[-1:]] for title, value in levels.items()}
+    lines = [Line(title, points, dashed=title in levels) for title, points in {**curves, **flat}.items()]
+    label = f"{quantity} (%)" if is_share(quantity) else quantity
+    x_label = "budget (active cores)"
+    return line_chart(lines, x_label=x_label, y_label=label, x_ticks=budgets) if budgets else ""

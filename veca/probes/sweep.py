@@ -246,10 +246,6 @@ class Probe(ABC):
         """The quantities of the best answer that ignores the image, as the training images tell it."""
 
     @property
-    def judged(self) -> Scanned:
-        return self.splits[self.sweep.judged]
-
-    @property
     def num_classes(self) -> int:
         return len(self.sweep.dataset.classes)
 

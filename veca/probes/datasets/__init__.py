@@ -17,8 +17,6 @@ from veca.probes.datasets.pairs import TARGET_FOLDERS, Meaning, open_pairs, tabl
 from veca.probes.datasets.readers import HELD_OUT, Classes, keep_classes, open_shards, read_class_folders
 from veca.probes.datasets.splits import IGNORED, Contents, Dataset, first, inside
 
-_LABELS: tuple[Task, ...] = ("classify", "multilabel")
-
 
 class NamedDataset(NamedTuple):
     """A dataset by name. `tree` shows its files, `source` and `terms` where they come from and what may be
@@ -92,7 +90,7 @@ def _entry(name: str, task: Task) -> NamedDataset:
     if _plain(name) not in known:
         raise ValueError(f"there is no dataset called {name!r}; known are {', '.join(ENTRIES)}.")
     entry = known[_plain(name)]
-    if entry.task != task and not (entry.task in _LABELS and task in _LABELS):
+    if entry.task != task and {entry.task, task} != {"classify", "multilabel"}:
         fitting = [other.name for other in ENTRIES.values() if other.task == task]
         raise ValueError(f"{entry.name} is a dataset to {entry.task}, not to {task}; take {first(fitting)}.")
     return entry

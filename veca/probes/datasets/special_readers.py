@@ -58,10 +58,8 @@ def read_kaggle_imagenet(root: Path) -> Contents:
     train = read_class_folders(root, {"train": f"{data}/train"})
     labels = {name: label for label, name in enumerate(train.classes)}
     with (root / "LOC_val_solution.csv").open(encoding="utf-8", newline="") as file:
-        rows = [
-            (f"{data}/val/{row['ImageId']}.JPEG", labels[row["PredictionString"].split()[0]])
-            for row in csv.DictReader(file)
-        ]
+        found = [(row["ImageId"], row["PredictionString"].split()[0]) for row in csv.DictReader(file)]
+    rows = [(f"{data}/val/{image}.JPEG", labels[name]) for image, name in found]
     val = labelled(root, train.classes, {"val": rows})
     return _by_number(train._replace(splits={**train.splits, **val.splits}))
 
@@ -88,9 +86,8 @@ def read_real(root: Path) -> Contents:
     targets = np.zeros((len(kept), num_classes), dtype=np.uint8)
     for row, number in enumerate(kept):
         targets[row, answers[number - 1]] = 1
-    images = [places[number] for number in kept]
-    classes = [str(number) for number in range(num_classes)]
-    return Contents(classes, {"test": _with_rows(root / "val", images, targets, split="test")})
+    split = _with_rows(root / "val", [places[number] for number in kept], targets, split="test")
+    return Contents([str(number) for number in range(num_classes)], {"test": split})
 
 
 def read_voc07(root: Path, *, meaning: Meaning) -> Contents:
@@ -139,11 +136,10 @@ def read_cars(root: Path) -> Contents:
     """Stanford Cars: the development kit names the class of each file."""
     classes = [str(name) for name in read_mat(root / "devkit/cars_meta.mat")["class_names"]]
     files = {"train": "devkit/cars_train_annos.mat", "test": "cars_test_annos_withlabels.mat"}
-    tables = {split: read_mat(root / name)["annotations"] for split, name in files.items()}
-    rows = {
-        split: [(f"cars_{split}/{row.fname}", int(getattr(row, "class")) - 1) for row in table]
-        for split, table in tables.items()
-    }
+    rows = {}
+    for split, name in files.items():
+        table = read_mat(root / name)["annotations"]
+        rows[split] = [(f"cars_{split}/{row.fname}", int(getattr(row, "class")) - 1) for row in table]
     return labelled(root, classes, rows)
 
 
@@ -151,11 +147,10 @@ def read_flowers(root: Path) -> Contents:
     """102 Flowers: classes have numbers only."""
     labels = read_mat(root / "imagelabels.mat")["labels"]
     parts = read_mat(root / "setid.mat")
-    numbers = {"train": parts["trnid"], "val": parts["valid"], "test": parts["tstid"]}
-    rows = {
-        split: [(f"jpg/image_{n:05d}.jpg", int(labels[n - 1]) - 1) for n in np.atleast_1d(found).tolist()]
-        for split, found in numbers.items()
-    }
+    rows = {}
+    for split, key in {"train": "trnid", "val": "valid", "test": "tstid"}.items():
+        numbers = np.atleast_1d(parts[key]).tolist()
+        rows[split] = [(f"jpg/image_{n:05d}.jpg", int(labels[n - 1]) - 1) for n in numbers]
     return labelled(root, [str(number) for number in range(1, int(labels.max()) + 1)], rows)
 
 
