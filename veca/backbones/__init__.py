@@ -296,7 +296,8 @@ def choose_grid(model: ProbedModel, *, task: Task, budgets: Numbers, resolutions
     ]
     if problems:
         raise ValueError("\n".join(problems))
-    return Grid([*(asked or sorted({*model.budgets[:1], *model.budgets[-1:]}) or [None])], sides)
+    ends = sorted({*model.budgets[:1], *model.budgets[-1:]})
+    return Grid([*asked] or [*ends] or [None], sides)
 
 
 def fitting_grid(model: ProbedModel, asked: Grid, *, task: Task) -> Grid:
@@ -304,7 +305,7 @@ def fitting_grid(model: ProbedModel, asked: Grid, *, task: Task) -> Grid:
     step = side_step(model, task=task)
     budgets = [budget for budget in asked.budgets if budget in model.budgets]
     sides = [side for side in asked.resolutions if side % step == 0]
-    return Grid([*(budgets or model.budgets[-1:] or [None])], sides or [model.default_resolution(task)])
+    return Grid([*budgets] or [*model.budgets[-1:]] or [None], sides or [model.default_resolution(task)])
 
 
 def side_step(model: ProbedModel, *, task: Task) -> int:
