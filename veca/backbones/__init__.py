@@ -1,40 +1,20 @@
-"""Any model behind one call: uint8 images in, `ProbeFeatures` out.
-
-| spec | is |
-|---|---|
-| a folder, .ckpt, .pt or Hub id | a Veca, as for `veca.load_model`; a run's .ckpt may hold the control |
-| `random:SIZE` | a Veca with fresh weights: tiny, small, small_plus, base, large |
-| `teacher:CLASS`, `teacher:CLASS:ARGUMENT` | a teacher of ours, e.g. `teacher:EfficientNetTeacher` |
-| `clip-b16`, `dinov3-b16`, … | one of the paper's eight; `clip-b16:FOLDER` takes its weights from a folder |
-| `hf:HUB_ID_OR_FOLDER` | any other vision model of transformers |
-| `pixels` | no model at all |
+"""Any model behind one call: uint8 images in, `ProbeFeatures` out. docs/probes.md lists what can be opened.
 
 Each carries its own normalisation and resolution (paper, section 4: patch 16 sees 256 pixels to classify and
-512 for dense tasks, patch 14 sees 224 and 518), and has its own global and dense feature:
-
-| network | global feature | dense feature |
-|---|---|---|
-| `VecaNetwork`, `ControlNetwork` | core 0, CLS | patches |
-| `TeacherNetwork` | the teacher's CLS target | its patch targets, on the patch-16 grid of distillation |
-| `TokenNetwork` | CLS token after the last norm; without one the pooled output | patch tokens, its own grid |
-| `MapNetwork` | pooled output, or the mean of the map | the last feature map |
-| `RadioNetwork` | the summary | spatial features |
-| `PixelsNetwork` | the image at 16 × 16 | the pixels of each patch |
-
-CLIP's CLS token is taken before the projection to the space it shares with text: that is what its authors'
-linear probes use, and what its patches can be compared with.
+512 for dense tasks, patch 14 sees 224 and 518), and has its own global and dense feature. CLIP's CLS token is
+taken before the projection to the space it shares with text: its authors' linear probes use that, and patches
+can be compared with it.
 
 Shapes: B batch, N patches, D width.
 """
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from importlib import import_module
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
 import transformers
@@ -45,10 +25,11 @@ from veca.backbones.control import TransformersStudent, load_control
 from veca.checkpoint import load_model
 from veca.data.resolutions import PATCH_SIZE
 from veca.data.views import normalise
-from veca.model import SIZES, Size, Veca
+from veca.model import SIZES, Veca
 from veca.teachers.base import Encoding, Normalisation, Teacher, weights_fingerprint
 from veca.teachers.transformers import TokenTeacher, load_network, size_options
 
+Model = TypeVar("Model", bound=nn.Module)
 Task = Literal["classify", "multilabel", "segment", "depth"]
 DENSE_TASKS: tuple[Task, ...] = ("segment", "depth")
 Numbers = list[int] | str | None  # a list, or the same from the command line, as 8,64
@@ -186,7 +167,7 @@ class ControlNetwork(ProbedModel):
 
 
 class TeacherNetwork(ProbedModel):
-    """One of our teachers, exactly as a student sees it."""
+    """One of our teachers, as a student sees it: its targets, on the patch-16 grid of distillation."""
 
     model: Teacher
 
@@ -205,7 +186,10 @@ class TeacherNetwork(ProbedModel):
 
 
 class TokenNetwork(ProbedModel):
-    """A model with one token per patch, on its own grid; positions are interpolated."""
+    """A model with one token per patch, on its own grid; positions are interpolated.
+
+    Its global feature is the CLS token after the last norm; without one, the pooled output.
+    """
 
     model: TokenTeacher
 
@@ -223,7 +207,8 @@ class TokenNetwork(ProbedModel):
 
 
 class MapNetwork(ProbedModel):
-    """Any other one: the last feature map of a CNN or a hierarchical transformer."""
+    """Any other one: the last feature map of a CNN or a hierarchical transformer, and the pooled output or
+    the mean of the map."""
 
     def __init__(self, model: nn.Module, normalisation: Normalisation) -> None:
         super().__init__(model)
@@ -285,12 +270,6 @@ def open_model(spec: str, *, seed: int | None = None, allow_remote_code: bool = 
     return model
 
 
-def random_model(size: Size, *, seed: int) -> Veca:
-    """Fresh weights of the given size in eval mode; the caller's random numbers stay as they are."""
-    with _drawn_with(seed):
-        return Veca(**size.as_dict()).eval()
-
-
 class Grid(NamedTuple):
     """Every budget is run at every resolution; the budget of a model without budgets is None."""
 
@@ -317,17 +296,16 @@ def choose_grid(model: ProbedModel, *, task: Task, budgets: Numbers, resolutions
     ]
     if problems:
         raise ValueError("\n".join(problems))
-    ends = sorted({model.budgets[0], model.budgets[-1]}) if model.budgets else [None]
-    return Grid([*asked] or [*ends], sides)
+    ends = sorted({*model.budgets[:1], *model.budgets[-1:]})
+    return Grid([*asked] or [*ends] or [None], sides)
 
 
 def fitting_grid(model: ProbedModel, asked: Grid, *, task: Task) -> Grid:
     """The part of a grid that another model can run: its own budgets, and resolutions its patches divide."""
     step = side_step(model, task=task)
     budgets = [budget for budget in asked.budgets if budget in model.budgets]
-    full = model.budgets[-1] if model.budgets else None
     sides = [side for side in asked.resolutions if side % step == 0]
-    return Grid([*budgets] or [full], sides or [model.default_resolution(task)])
+    return Grid([*budgets] or [*model.budgets[-1:]] or [None], sides or [model.default_resolution(task)])
 
 
 def side_step(model: ProbedModel, *, task: Task) -> int:
@@ -347,19 +325,19 @@ def _numbers(key: str, value: Numbers, problems: list[str]) -> list[int]:
         return []
     words = value.strip("[] ").split(",") if isinstance(value, str) else value
     try:
-        numbers = [int(word) for word in words]
+        numbers = list(dict.fromkeys(int(word) for word in words))
     except ValueError:
         numbers = []
     if not numbers:
         problems.append(f"{key} must be whole numbers with commas between them, as in 8,64; got {value!r}.")
-    return list(dict.fromkeys(numbers))
+    return numbers
 
 
-@contextmanager
-def _drawn_with(seed: int) -> Iterator[None]:
+def _drawn(make: Callable[[], Model], seed: int) -> Model:
+    """A model with weights drawn from the seed; the caller's random numbers stay as they are."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        yield
+        return make()
 
 
 def _open(spec: str, *, seed: int | None, allow_remote_code: bool) -> ProbedModel:
@@ -369,7 +347,7 @@ def _open(spec: str, *, seed: int | None, allow_remote_code: bool) -> ProbedMode
     if kind == "random":
         if rest not in SIZES:
             raise ValueError(f"random:SIZE takes one of {', '.join(SIZES)}; got {rest!r}. Try random:small.")
-        return VecaNetwork(random_model(SIZES[rest], seed=seed or 0))
+        return VecaNetwork(_drawn(partial(Veca, **SIZES[rest].as_dict()), seed or 0))
     if kind == "teacher":
         return TeacherNetwork(_open_teacher(rest))
     if kind == RADIO:
@@ -383,13 +361,11 @@ def _open(spec: str, *, seed: int | None, allow_remote_code: bool) -> ProbedMode
         model, normalisation = load_network(rest or PEERS[kind])
         if seed is not None:
             assert isinstance(model, transformers.PreTrainedModel), type(model)
-            with _drawn_with(seed):
-                model = type(model)(model.config)
+            model = _drawn(partial(type(model), model.config), seed)
         return _network_of(model, normalisation)
     if (control := load_control(spec)) is not None:
         if seed is not None:
-            with _drawn_with(seed):
-                control = TransformersStudent(**control.arguments)
+            control = _drawn(partial(TransformersStudent, **control.arguments), seed)
         return ControlNetwork(control)
     try:
         student = load_model(spec)
@@ -398,7 +374,7 @@ def _open(spec: str, *, seed: int | None, allow_remote_code: bool) -> ProbedMode
             f"{error} A probe also takes {', '.join(PEERS)}, hf:HUB_ID_OR_FOLDER, teacher:CLASS, "
             "random:SIZE and pixels."
         ) from None
-    return VecaNetwork(student if seed is None else random_model(student.size, seed=seed))
+    return VecaNetwork(student if seed is None else _drawn(partial(Veca, **student.size.as_dict()), seed))
 
 
 def _network_of(model: nn.Module, normalisation: Normalisation) -> ProbedModel:
@@ -472,5 +448,4 @@ def _as_map(tokens: Tensor, pixels: Tensor, *, name: str) -> Tensor:
             f"{name} cannot be probed: {tokens.shape[1]} tokens of {height}×{width} pixels are no grid. "
             "Take a vision model with one token per patch, or a feature map."
         )
-    grid = height // cell, width // cell
-    return tokens.transpose(1, 2).reshape(len(tokens), -1, *grid)
+    return tokens.transpose(1, 2).reshape(len(tokens), -1, height // cell, width // cell)

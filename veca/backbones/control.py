@@ -1,7 +1,7 @@
 """The full-attention control: a transformers ViT behind the student's contract.
 
-In: normalised images (B, 3, H, W) and a budget, which is ignored. Out: `Features`. Distilling this model in
-place of a Veca, with nothing else changed, answers what the cores cost in quality.
+In: normalised images (B, 3, H, W) and a budget, which is ignored: it is there so that no caller has to know.
+Distilling this model in place of a Veca, with nothing else changed, answers what the cores cost in quality.
 
 It is the DINOv3 ViT: the same width, depth and heads as the Veca of that name, about the same number of
 parameters, rotary positions, and the same augmentation of the patch coordinates in training. Its CLS and
@@ -77,7 +77,6 @@ class TransformersStudent(nn.Module):
         return self.size.budgets
 
     def forward(self, images: Tensor, *, budget: int | None = None) -> Features:
-        """Features of a batch. `budget` is ignored: it is there so that no caller has to know."""
         check_images(images, normalised=True)
         eager = self._eager_inference and not torch.is_grad_enabled()
         run = self.model.forward if eager else self.model
@@ -108,9 +107,8 @@ class TransformersStudent(nn.Module):
 def load_control(source: str | Path) -> TransformersStudent | None:
     """The full-attention control of a run's checkpoint; None for a checkpoint or model of any other kind."""
     path = Path(source)
-    if path.suffix != ".ckpt" or not path.is_file():
-        return None
-    if CONTROL_KEY not in read_pickle(path, lazily=True):
+    is_checkpoint = path.suffix == ".ckpt" and path.is_file()
+    if not is_checkpoint or CONTROL_KEY not in read_pickle(path, lazily=True):
         return None
     checkpoint = read_pickle(path)
     control = TransformersStudent(**checkpoint[CONTROL_KEY])

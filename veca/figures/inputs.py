@@ -40,7 +40,7 @@ from veca.data.views import (
 )
 from veca.model import Veca
 from veca.model.veca import Trace
-from veca.probes.datasets.pairs import FolderPairs, Meaning, Pair
+from veca.probes.datasets.pairs import Meaning, pair_folders
 from veca.probes.features import LABELS_PER_PATCH, Window, sample_target
 from veca.utils.chart import spread
 from veca.utils.precision import choose_device
@@ -199,8 +199,7 @@ def open_masked(images: str, masks: Path | None, *, count: int) -> Iterator[Mask
         for path in spread(find_images(images), count=count):
             yield MaskedImage(str(path), decode_pixels(read_named(path)), None)
         return
-    folders = Pair(str(Path(images).absolute()), str(masks.absolute()))
-    split = FolderPairs({"all": folders}, Meaning())(Path()).splits["all"]
+    split = pair_folders(Path(images), masks, Meaning())
     for place in spread(range(len(split)), count=count):
         item = split[place]
         assert isinstance(item.target, np.ndarray)

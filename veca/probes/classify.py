@@ -1,20 +1,16 @@
 """`veca probe knn` and `veca probe linear`: what the global feature knows of classes (method, section 6).
 
-Nearest neighbours train nothing. The protocol is DINO's: L2-normalised features, cosine similarity, the k
-nearest training images vote with weight exp(similarity / 0.07).
+Nearest neighbours follow DINO's protocol: L2-normalised features, cosine similarity, the k nearest training
+images vote. docs/probes.md tells how a linear head is chosen; the judged split takes no part in it.
 
-Linear heads of thirteen learning rates are trained at once (heads.py). The rate is chosen on the val split
-where there is a test split to be judged, else on a tenth of the training images, class by class; the chosen
-rate is then fitted again on all of them. The judged split takes no part in any of it.
-
-Quantities: top-1 and top-5 accuracy (top-5 from six classes on). Where an image has several labels, the mean
-average precision over classes, each the area under its precision-recall curve (not the 11-point average of
-2007), entries marked IGNORED left out. A head can be judged on the images of other data as well; where
-those have several valid labels, any of them counts, and images without one are left out and counted.
+Quantities: top-1, and top-5 from six classes on. Where an image has several labels, the mean over classes of
+the area under the precision-recall curve (not the 11-point average of 2007). A head can be judged on other
+data as well; where those have several valid labels, any of them counts, and images without one do not.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,7 +22,7 @@ from veca.backbones import Names, split_names
 from veca.probes.datasets import open_dataset
 from veca.probes.datasets.splits import IGNORED, Scanned, scan_split
 from veca.probes.features import Cached
-from veca.probes.heads import BATCH, MOMENTUM, RATES, LinearHeads, fit_linear, split_holdout
+from veca.probes.heads import BATCH, MOMENTUM, RATES, fit_linear, split_holdout
 from veca.probes.sweep import FittedProbe, Probe, Score, Sweep
 
 TEMPERATURE = 0.07
@@ -123,9 +119,12 @@ class LinearProbe(FittedProbe):
         else:
             kept = torch.from_numpy(split_holdout(len(labels), None if self._several else labels))
             val, val_labels, train, labels = train[kept], labels[kept], train[~kept], labels[~kept]
-        logits = self._heads(train, labels, RATES).logits(val).cpu()
-        rate, chosen = self.choose_rate([self._main(logits[:, n], val_labels) for n in range(len(RATES))])
-        heads = self._heads(torch.cat([train, val]), torch.cat([labels, val_labels]), (rate,))
+        device = self.sweep.fabric.device
+        fit = partial(fit_linear, num_classes=self.num_classes, epochs=self.epochs, device=device)
+        logits = fit(train, labels).logits(val).cpu()
+        judge = mean_precision if self._several else hit_share
+        rate, chosen = self.choose_rate([judge(logits[:, n], val_labels) for n in range(len(RATES))])
+        heads = fit(torch.cat([train, val]), torch.cat([labels, val_labels]), rates=(rate,))
         return self._values(lambda split: heads.logits(features[split].cls)[:, 0].cpu()), chosen
 
     @property
@@ -136,25 +135,15 @@ class LinearProbe(FittedProbe):
     def _several(self) -> bool:
         return self.targets("train").ndim == 2
 
-    def _heads(self, features: Tensor, labels: Tensor, rates: tuple[float, ...]) -> LinearHeads:
-        device = self.sweep.fabric.device
-        return fit_linear(
-            features, labels, num_classes=self.num_classes, epochs=self.epochs, rates=rates, device=device
-        )
-
-    def _main(self, logits: Tensor, targets: Tensor) -> float:
-        return mean_precision(logits, targets) if self._several else hit_share(logits, targets)
-
     def _values(self, logits_of: Callable[[str], Tensor]) -> dict[str, float]:
         logits, targets = logits_of(self.sweep.judged), self.targets(self.sweep.judged)
         if self._several:
             values = {"mAP": mean_precision(logits, targets)}
         else:
             values = {name: hit_share(logits, targets, top=int(name[-1])) for name in self._tops}
-        others = {
-            f"top-1{ON}{spec}": hit_share(logits_of(spec), self.targets(spec)) for spec in self.transfer
-        }
-        return {**values, **others}
+        for spec in self.transfer:
+            values[f"top-1{ON}{spec}"] = hit_share(logits_of(spec), self.targets(spec))
+        return values
 
 
 def classify(train: Tensor, labels: Tensor, queries: Tensor, *, k: int, num_classes: int) -> Tensor:
@@ -162,12 +151,10 @@ def classify(train: Tensor, labels: Tensor, queries: Tensor, *, k: int, num_clas
 
     Equal votes go to the lower label.
     """
-    k = min(k, len(train))
     train = F.normalize(train, dim=1)
-    chunk = max(1, SIMILARITIES // len(train))
     found = []
-    for part in queries.split(chunk):
-        similarity, nearest = (F.normalize(part, dim=1) @ train.T).topk(k, dim=1)
+    for part in queries.split(max(1, SIMILARITIES // len(train))):
+        similarity, nearest = (F.normalize(part, dim=1) @ train.T).topk(min(k, len(train)), dim=1)
         votes = torch.zeros(len(part), num_classes)
         votes.scatter_add_(1, labels[nearest], (similarity / TEMPERATURE).exp())
         found.append(votes.argmax(1))

@@ -1,8 +1,7 @@
 """Linear heads on [patch ; CLS], trained side by side on cached windows, and what segment and depth share.
 
-Each head is trained as it would be alone: AdamW, batches of 8 windows, a polynomial of power 0.9 from the
-rate to zero (method, section 6). Features are standardised per channel as in heads.py, and heads start at
-zero. Patches stay on the disk and are read batch by batch.
+Each head is trained as it would be alone: AdamW, a polynomial from the rate to zero (method, section 6), from
+zero, on features standardised as in heads.py. Patches stay on the disk and are read batch by batch.
 
 Shapes: B windows, N patches, D width, G heads, C outputs of a head.
 """
@@ -11,6 +10,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from typing import Any, ClassVar, Literal
 
@@ -104,7 +104,7 @@ class DenseProbe(FittedProbe):
         """The answer that ignores the image."""
 
     def constant(self) -> dict[str, float]:
-        truths, usual = map(self._truth, range(len(self.judged.items))), self.usual
+        truths, usual = map(self._truth, range(len(self.splits[self.sweep.judged].items))), self.usual
         return self.judge((torch.full_like(truth, usual), truth) for truth in truths)
 
     @property
@@ -125,10 +125,18 @@ class DenseProbe(FittedProbe):
             learnt = features["train"]
             kept = split_holdout(len(self.splits["train"].items))
             fitted, held = learnt.views_of(~kept), learnt.views_of(kept)
-        candidates = self._heads(learnt, fitted, RATES)
+        fit = partial(
+            fit_dense,
+            learnt,
+            num_outputs=self.num_outputs,
+            loss=self.loss,
+            epochs=self.epochs,
+            device=self.sweep.fabric.device,
+        )
+        candidates = fit(fitted)
         with torch.no_grad():
             rate, chosen = self.choose_rate(self.choice_scores(candidates, learnt, held))
-        heads = self._heads(learnt, np.arange(len(learnt)), (rate,))
+        heads = fit(np.arange(len(learnt)), rates=(rate,))
         return self.judge(self._answers(heads, features[self.sweep.judged])), chosen
 
     def _answers(self, heads: DenseHeads, features: Cached) -> Iterator[tuple[Tensor, Tensor]]:
@@ -137,18 +145,8 @@ class DenseProbe(FittedProbe):
             yield self.answer(found, size=(truth.shape[0], truth.shape[1])).cpu(), truth
 
     def _truth(self, item: int) -> Tensor:
-        return torch.from_numpy(np.asarray(self.judged.items[item].target).astype(self.truth))
-
-    def _heads(self, features: Cached, views: Places, rates: tuple[float, ...]) -> DenseHeads:
-        return fit_dense(
-            features,
-            views,
-            num_outputs=self.num_outputs,
-            loss=self.loss,
-            epochs=self.epochs,
-            rates=rates,
-            device=self.sweep.fabric.device,
-        )
+        target = self.splits[self.sweep.judged].items[item].target
+        return torch.from_numpy(np.asarray(target).astype(self.truth))
 
 
 def run_dense(
@@ -211,12 +209,10 @@ def fit_dense(
 
 def window_maps(heads: DenseHeads, features: Cached, views: Places) -> Iterator[tuple[Tensor, Tensor]]:
     """Maps and targets of labelled windows, a batch at a time."""
-    device = heads.mean.device
     for start in range(0, len(views), BATCH):
         part = views[start : start + BATCH].tolist()
-        patches, cls, grid = _gather(features, part)
         targets = torch.stack([features.target(view) for view in part])
-        yield heads(patches.to(device), cls.to(device), grid), targets.to(device)
+        yield _maps(heads, features, part), targets.to(heads.mean.device)
 
 
 @torch.no_grad()
@@ -224,14 +220,16 @@ def image_maps(
     heads: DenseHeads, features: Cached, finish: Callable[[Tensor], Tensor]
 ) -> Iterator[tuple[int, Tensor]]:
     """(item, map (K, height, width) of its resized image) by the first head; overlaps are averaged."""
-    device = heads.mean.device
-    places = range(len(features))
-    for item, group in groupby(places, key=lambda view: features.records[view].item):
+    for item, group in groupby(range(len(features)), key=lambda view: features.records[view].item):
         views = list(group)
-        records = [features.records[view] for view in views]
-        patches, cls, grid = _gather(features, views)
-        maps = finish(heads(patches.to(device), cls.to(device), grid)[0])
-        yield item, _merge(maps, records)
+        maps = finish(_maps(heads, features, views)[0])
+        yield item, _merge(maps, [features.records[view] for view in views])
+
+
+def _maps(heads: DenseHeads, features: Cached, views: list[int]) -> Tensor:
+    patches, cls, grid = _gather(features, views)
+    maps: Tensor = heads(patches.to(heads.mean.device), cls.to(heads.mean.device), grid)
+    return maps
 
 
 def _merge(maps: Tensor, records: list[ViewRecord]) -> Tensor:

@@ -3,11 +3,10 @@
 Bins, not regression: the head gives 64 logits a patch, and its answer is the mean of 64 depths, equally
 spaced up to the largest, weighted with their softmax. So does the linear probe of DINOv2, whose numbers the
 paper's are close to, with 256; a mean of neighbours is as fine with a quarter of them. A plain regression
-cannot bend, and would be another table. Answers are upsampled bilinearly, and the loss is the squared error
-in metres, which is what RMSE reports.
+cannot bend, and would be another table. The loss is the squared error in metres, which is what RMSE reports.
 
-Only measured pixels up to the data's largest depth count, at the depth map's own size. RMSE, AbsRel and
-δ<1.25 are those of each image, averaged over images. The constant is the mean depth of the training images.
+Only measured pixels up to the data's largest depth count, at the depth map's own size. Quantities are those
+of each image, averaged over images. The constant is the mean depth of the training images.
 """
 
 from collections.abc import Iterable

@@ -1,11 +1,8 @@
 """Images → features on the disk: made once per (data, view, backbone), read many times.
 
-Classification sees one view: short side to 9/8 of the resolution R, centre crop of R × R (method, section 6).
-
-Dense probes see windows. The short side becomes R and the long one follows; windows of R × R then cover the
-image, each overlapping the last by a third or more. Heads are trained on these windows: features are made
-once, so there are no random crops. Judged images are covered the same way ("slide"), or are seen whole,
-the long side rounded to patches ("whole").
+A view is what a backbone sees of an image (docs/probes.md). Heads are trained on windows: features are made
+once, so there are no random crops. Judged images are covered the same way ("slide"), or are seen whole, the
+long side rounded to patches ("whole").
 
 CACHE/FINGERPRINT/000000.cls.npy      (V, D) float32, the global feature of each view
 CACHE/FINGERPRINT/000000.patches.npy  (all patches of the shard, D) float16; dense probes only
@@ -14,8 +11,8 @@ CACHE/FINGERPRINT/000000.views.npy    (V, 10) int32, one `ViewRecord` a row; wri
 CACHE/FINGERPRINT/about.json          what it is, for the person who wonders
 
 A shard holds the views of a fixed number of items, so any number of devices writes the same files, each every
-n-th missing one, and an interrupted extraction goes on with the first shard that is missing. Threads decode
-the next batch while the backbone works on this one. Memory: two batches and one shard, whatever the data.
+n-th missing one, and an interrupted extraction goes on with the first missing one. Threads decode the next
+batch while the backbone works on this one. Memory: two batches and one shard, whatever the data.
 """
 
 import hashlib
@@ -83,8 +80,7 @@ class CentreView:
     def views(self, item: Item) -> list[SeenView]:
         pixels = _decode(item)
         view = centre_view(size=pixels.size, resolution=self.resolution)
-        side = view.resolution
-        window = Window(view.width, view.height, view.left, view.top, side, side)
+        window = Window(view.width, view.height, view.left, view.top, view.resolution, view.resolution)
         return [SeenView(render_pixels(pixels, view), window)]
 
     def rule(self) -> dict[str, object]:
@@ -105,8 +101,12 @@ class Windows:
     def views(self, item: Item) -> list[SeenView]:
         pixels = _decode(item)
         windows = cover(pixels.size, self.resolution, patch_size=self.patch_size, whole=self.whole)
-        resized = _resize(pixels, width=windows[0].width, height=windows[0].height)
-        return [self._cut(resized, item, window) for window in windows]
+        rgb, size = pixels.rgb, (windows[0].height, windows[0].width)
+        if rgb.shape[:2] != size:
+            source = torch.from_numpy(rgb)[None].permute(0, 3, 1, 2)
+            resized = F.interpolate(source, size=size, mode="bicubic", antialias=True)
+            rgb = resized.permute(0, 2, 3, 1)[0].numpy()
+        return [self._cut(rgb, item, window) for window in windows]
 
     def rule(self) -> dict[str, object]:
         return {"view": "windows", "labels": LABELS_PER_PATCH, **asdict(self)}
@@ -156,12 +156,12 @@ Parts = dict[str, NDArray[np.generic]]  # what is written of some items: cls, pa
 
 
 class ViewRecord(NamedTuple):
-    """Where a view lies and how it was cut into patches."""
+    """Where a view lies, as `Window` tells it, and how it was cut into patches."""
 
     item: int
-    width: int  # of the resized image
+    width: int
     height: int
-    left: int  # of the window, as the next three
+    left: int
     top: int
     columns: int
     rows: int
@@ -267,10 +267,8 @@ def open_store(
         **viewer.rule(),
         **decides,
     }
-    shard_items = CLASSIFY_ITEMS
-    if viewer.dense:
-        shard_items = max(1, min(CLASSIFY_ITEMS, DENSE_PIXELS // viewer.resolution**2))
-    store = Store(cache / fingerprint(parts), num_items, shard_items)
+    most = DENSE_PIXELS // viewer.resolution**2 if viewer.dense else CLASSIFY_ITEMS
+    store = Store(cache / fingerprint(parts), num_items, shard_items=max(1, min(CLASSIFY_ITEMS, most)))
     if not (store.folder / "about.json").exists():
         store.folder.mkdir(parents=True, exist_ok=True)
         body = {"features": backbone.name, "of": about, "items": num_items, **parts}
@@ -293,10 +291,10 @@ def extract(
     total = sum(len(store.items(number)) for number in mine)
     if missing:
         with progress_bar(label, total, unit="image", quiet=fabric.global_rank > 0) as progress:
-            for place, number in enumerate(mine):
+            for number in mine:
                 store.write(number, _shard(backbone, split, store.items(number), viewer))
                 progress.update(len(store.items(number)))
-                if not place:
+                if number == mine[0]:
                     _check_room(store, to_do=len(missing) - fabric.world_size)
     fabric.barrier()
 
@@ -307,9 +305,8 @@ def _shard(backbone: Backbone, split: Split, items: range, viewer: Viewer) -> Pa
         found = _encode(backbone, seen, dense=viewer.dense)
         for (item, _, view), features in zip(seen, found, strict=True):
             records.append(ViewRecord(item, *view.window, *features.grid, int(features.has_cls)))
-            if view.target is not None:
-                targets.append(view.target)
         encoded += found
+        targets += [view.target for _, _, view in seen if view.target is not None]
     parts: Parts = {"cls": torch.stack([one.cls for one in encoded]).numpy()}
     if patches := [one.patches for one in encoded if one.patches is not None]:
         parts["patches"] = torch.cat(patches).numpy()
@@ -386,13 +383,3 @@ def _decode(item: Item) -> Pixels:
         return decode_pixels(item.image)
     except BadImage as error:
         raise ValueError(f"{item.name}: {error}. Replace or delete it.") from None
-
-
-def _resize(pixels: Pixels, *, width: int, height: int) -> NDArray[np.uint8]:
-    """(height, width, 4): bicubic, antialiased."""
-    if pixels.size == (width, height):
-        return pixels.rgb
-    source = torch.from_numpy(pixels.rgb)[None].permute(0, 3, 1, 2)
-    resized = F.interpolate(source, size=(height, width), mode="bicubic", antialias=True)
-    rgb: NDArray[np.uint8] = resized.permute(0, 2, 3, 1)[0].numpy()
-    return rgb

@@ -1,9 +1,8 @@
 """Linear classifiers on fixed features, one for every learning rate, and the choice between them.
 
 The rates see the same batches in the same order, so that their heads are the columns of one matrix product.
-Each head is trained exactly as it would be alone: SGD with momentum 0.9, batches of 128, a cosine from the
-rate to zero, no weight decay. Features are centred and scaled per channel with the moments of the training
-images; a head of standardised features is a linear head of the features. Heads start at zero.
+Each is trained exactly as it would be alone: SGD with momentum, a cosine from the rate to zero, no weight
+decay, from zero, on features that are centred and scaled with the moments of the training images.
 
 The rate is chosen by validation images alone: the judged split is not even an argument here.
 

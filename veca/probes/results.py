@@ -67,34 +67,24 @@ class Results:
     paper: list[Cell] = field(default_factory=list)  # what the paper measured on this data
     complete: bool = True
 
-    def rows(self) -> Iterator[Row]:
-        """Cells that differ in their seed alone become one row."""
-        for (name, budget, resolution), group in groupby(
-            self.cells, key=lambda cell: (cell.name, cell.budget, cell.resolution)
-        ):
+    def rows(self, *, paper: bool = False) -> Iterator[Row]:
+        """Cells that differ in their seed alone become one row; the paper's come last."""
+        everything = [*self.cells, *self.paper] if paper else self.cells
+        for size, group in groupby(everything, key=lambda cell: (cell.name, cell.budget, cell.resolution)):
             cells = list(group)
             values = {key: [cell.values[key] for cell in cells] for key in cells[0].values}
             means = {key: statistics.fmean(found) for key, found in values.items()}
             spread = {key: statistics.stdev(found) for key, found in values.items() if len(found) > 1}
             rates = tuple(sorted({cell.chosen[RATE] for cell in cells if RATE in cell.chosen}))
-            yield Row(name, budget, resolution, means, spread, rates)
-
-    def paper_rows(self) -> list[Row]:
-        return [Row(cell.name, cell.budget, cell.resolution, cell.values) for cell in self.paper]
+            yield Row(*size, means, spread, rates)
 
 
 def results_path(model: str, out: Path | None, *, probe: str) -> Path:
     """Where to write: `out`, else beside the model, else here. Checked before the work, not after it."""
-    source = Path(model)
-    if out is not None:
-        path = out
-    elif source.is_dir():
-        path = source / f"{probe}.json"
-    elif source.is_file():
-        folder = source.parent
-        path = (folder.parent if folder.name == CHECKPOINTS else folder) / f"{probe}.json"
-    else:
-        path = Path(f"{probe}.json")
+    folder = Path(model)
+    if folder.is_file():
+        folder = folder.parents[1] if folder.parent.name == CHECKPOINTS else folder.parent
+    path = out or (folder if folder.is_dir() else Path()) / f"{probe}.json"
     if path.is_dir():
         raise ValueError(f"out must be a file; {path} is a folder. Try {path / f'{probe}.json'}.")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -126,11 +116,11 @@ def read_results(path: Path) -> Results | None:
 
 
 def table(results: Results) -> list[list[str]]:
-    """Header and rows as text, for Markdown and HTML alike; the paper's rows come last."""
-    rows = list(results.rows())
+    """Header and rows as text, for Markdown and HTML alike."""
+    rows = list(results.rows(paper=True))
     fitted = any(row.rates for row in rows)
     lines = [["features", "budget", "resolution", *results.quantities, *([RATE] if fitted else [])]]
-    for row in [*rows, *results.paper_rows()]:
+    for row in rows:
         values = [shown(row, quantity) for quantity in results.quantities]
         rates = [", ".join(f"{rate:g}" for rate in row.rates) or "–"] if fitted else []
         sizes = ["–" if number is None else str(number) for number in (row.budget, row.resolution)]
@@ -162,11 +152,8 @@ def _paper() -> dict[tuple[str, str, int | None], tuple[int, float]]:
     """(dataset, model, budget) → resolution and what the paper measured, in percent or metres."""
     with (Path(__file__).parent / "paper.csv").open(encoding="utf-8", newline="") as file:
         return {
-            (row["data"], row["model"], int(row["budget"]) if row["budget"] else None): (
-                int(row["resolution"]),
-                float(row["value"]),
-            )
-            for row in csv.DictReader(file)
+            (data, model, int(budget) if budget else None): (int(resolution), float(value))
+            for data, model, budget, resolution, value in list(csv.reader(file))[1:]
         }
 
 
@@ -194,19 +181,13 @@ def paper_cells(dataset: str, quantity: str, *, budgets: Collection[int | None] 
 
 
 def elastic_picture(results: Results) -> str:
-    """The curve as SVG; empty text when nothing was measured at two budgets."""
-    lines = elastic_lines(results)
-    budgets = sorted({at for line in lines for at, _ in line.points})
-    quantity = results.quantities[0]
-    label = f"{quantity} (%)" if is_share(quantity) else quantity
-    return line_chart(lines, x_label="budget (active cores)", y_label=label, x_ticks=budgets)
+    """The curve as SVG, a line per model and resolution; what has a single value becomes a dashed level.
 
-
-def elastic_lines(results: Results) -> list[Line]:
-    """One line per model and resolution; what has a single value becomes a dashed level."""
-    rows = [*results.rows(), *results.paper_rows()]
+    Empty text when nothing was measured at two budgets.
+    """
     quantity, curves, levels = results.quantities[0], dict[str, Points](), dict[str, float]()
     scale = 100 if is_share(quantity) else 1
+    rows = results.rows(paper=True)
     for (name, resolution), group in groupby(rows, key=lambda row: (row.name, row.resolution)):
         title = name if resolution is None else f"{name}, {resolution} px"
         values = [(row.budget, scale * row.values[quantity]) for row in group]
@@ -215,8 +196,9 @@ def elastic_lines(results: Results) -> list[Line]:
             curves[title] = points
         else:
             levels[title] = values[0][1]
-    budgets = [at for points in curves.values() for at, _ in points]
-    if not budgets:
-        return []
-    flat = {title: [(min(budgets), value), (max(budgets), value)] for title, value in levels.items()}
-    return [Line(title, points, dashed=title in levels) for title, points in {**curves, **flat}.items()]
+    budgets = sorted({at for points in curves.values() for at, _ in points})
+    flat = {title: [(at, value) for at in budgets[:1] + budgets[-1:]] for title, value in levels.items()}
+    lines = [Line(title, points, dashed=title in levels) for title, points in {**curves, **flat}.items()]
+    label = f"{quantity} (%)" if is_share(quantity) else quantity
+    x_label = "budget (active cores)"
+    return line_chart(lines, x_label=x_label, y_label=label, x_ticks=budgets) if budgets else ""

@@ -1,10 +1,8 @@
 """`veca probe segment`: a linear head on [patch ; CLS] that names every pixel (method, section 6).
 
-Heads learn the cross-entropy of their maps, upsampled bilinearly to four labels per patch and side. The
-learning rate is chosen by the mIoU of such maps on windows of validation images; the chosen one is fitted
-again with them. Judged is the class of every pixel of the mask at its own size: the maps of an image's
-windows ("slide", overlaps averaged) or of the whole image ("whole") are upsampled bilinearly, first to the
-pixels the backbone saw, then to the mask.
+Heads learn the cross-entropy of their maps, upsampled bilinearly to four labels per patch and side. Judged is
+the class of every pixel of the mask at its own size: maps are upsampled bilinearly, first to the pixels the
+backbone saw, then to the mask.
 
 mIoU is over all pixels of a split, IGNORED ones left out; a class that neither masks nor answers contain has
 no part in the mean. The constant is the most frequent class of the training masks.

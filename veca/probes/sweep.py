@@ -1,8 +1,7 @@
 """Every backbone of a table at every budget and resolution, each measured once.
 
 A probe says how its splits are seen and how features become numbers; the sweep opens models and data, makes
-features, keeps results as they come, and sets the baselines beside the model: random weights over several
-seeds, raw pixels, and what ignores the image altogether.
+features, keeps results as they come, and sets the baselines beside the model.
 """
 
 from abc import ABC, abstractmethod
@@ -105,14 +104,13 @@ class Sweep:
         self.path = results_path(model, out, probe=probe)
         self.cache = cache or self.path.parent / "probe-cache"
         self.dataset = open_dataset(data, task=task, classes=classes)
-        splits, dropped = self.dataset.splits, self.dataset.dropped
+        splits = self.dataset.splits
         if "train" not in splits or len(splits) < 2:
             found = ", ".join(splits) or "nothing"
             raise ValueError(f"{data} must have the split train, and val or test; it has {found}.")
-        if dropped:
-            self.say(
-                f"{data}: {len(dropped)} classes are left out, as a split lacks them: {', '.join(dropped)}"
-            )
+        if left_out := self.dataset.dropped:
+            names = ", ".join(left_out)
+            self.say(f"{data}: {len(left_out)} classes are left out, as a split lacks them: {names}")
         self.judged = "test" if "test" in splits else "val"
         # The split that chooses between settings; None when a part of train has to.
         self.chooses = "val" if self.judged == "test" and "val" in splits else None
@@ -248,10 +246,6 @@ class Probe(ABC):
         """The quantities of the best answer that ignores the image, as the training images tell it."""
 
     @property
-    def judged(self) -> Scanned:
-        return self.splits[self.sweep.judged]
-
-    @property
     def num_classes(self) -> int:
         return len(self.sweep.dataset.classes)
 
@@ -306,9 +300,9 @@ def _finished(path: Path) -> dict[str, Cell]:
 
 
 def _title(cell: Cell) -> str:
-    words = [cell.name, "" if cell.budget is None else f"budget {cell.budget}", f"{cell.resolution} px"]
-    words.append("" if cell.seed is None else f"seed {cell.seed}")
-    return ", ".join(filter(None, words))
+    budget = "" if cell.budget is None else f", budget {cell.budget}"
+    seed = "" if cell.seed is None else f", seed {cell.seed}"
+    return f"{cell.name}{budget}, {cell.resolution} px{seed}"
 
 
 def _launch(devices: int | str) -> Fabric:

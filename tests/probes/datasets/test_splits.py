@@ -32,8 +32,7 @@ def test_labels_are_counted_and_kept() -> None:
     data = dataset(label_items([2, 0, 2]).items, "classify")
     scanned = scan_split(data, "train")
     assert scanned.counts == {"sky": 1, "road": 0, "car": 2}
-    assert scanned.targets is not None
-    assert scanned.targets.tolist() == [2, 0, 2]
+    assert scanned.labels.tolist() == [2, 0, 2]
 
 
 def test_the_digest_is_that_of_images_and_targets() -> None:
@@ -104,7 +103,7 @@ def test_unreadable_images_are_left_out_and_named(capsys: pytest.CaptureFixture[
     assert len(scanned.items) == 3
     assert scanned.items[1].name == items[2].name
     assert list(scanned.unreadable) == ["bad.png"]
-    assert torch.equal(scanned.targets, torch.tensor([0, 2, 0]))
+    assert torch.equal(scanned.labels, torch.tensor([0, 2, 0]))
     assert "data, train: 1 of 4 images are unreadable and left out: bad.png (" in capsys.readouterr().out
 
 

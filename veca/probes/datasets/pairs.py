@@ -1,13 +1,6 @@
 """Images with a mask or a depth map each: two folders with the same names, or lists of names.
 
-The folder of anyone, without a name of its own, is laid out as either of ::
-
-    DATA/{train,val,test}/images/NAME.jpg     DATA/{train,val,test}/masks/NAME.png (or depths/)
-    DATA/images/{train,val,test}/NAME.jpg     DATA/masks/{train,val,test}/NAME.png (or depth/, semantic/)
-
-with NAME at any depth. Masks need DATA/classes.json, `{"sky": 0, "road": 1}`, or DATA/classes.txt, a name
-per line. Depth is 16-bit in millimetres or .npy in metres, unless DATA/depth.json says otherwise:
-`{"metres_per_unit": 0.04, "max_depth": 10}`.
+The folder of anyone is laid out as docs/probe-datasets.md tells, with names at any depth.
 """
 
 import io
@@ -15,7 +8,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,54 +65,42 @@ class Meaning:
         return Contents(list(self.classes), splits, self.max_depth)
 
 
-class Pair(NamedTuple):
-    """Where the images and the targets of a split lie: folders, or templates in which `{}` is a name."""
-
-    images: str
-    targets: str
-
-
-@dataclass(frozen=True)
-class FolderPairs:
-    """A reader: two folders per split, whose files have the same names but for the ends given here."""
-
-    splits: Mapping[str, Pair]
-    meaning: Meaning
-    image_end: str = ""  # by default any suffix of an image
-    target_end: str = ""
-
-    def __call__(self, root: Path) -> Contents:
-        return self.meaning.contents({split: self._split(root, pair) for split, pair in self.splits.items()})
-
-    def _split(self, root: Path, pair: Pair) -> ListedSplit:
-        images = _by_key(root / pair.images, self.image_end, IMAGE_SUFFIXES)
-        targets = _by_key(root / pair.targets, self.target_end, _TARGET_SUFFIXES)
-        alone = sorted(images.keys() ^ targets.keys())
-        if alone or not images:
-            raise ValueError(
-                f"{root / pair.images} and {root / pair.targets} must have files of the same names, at least "
-                f"one; {len(images)} and {len(targets)} are there, and without partner: {first(alone)}."
-            )
-        keys = sorted(images)
-        names, maps = [images[key] for key in keys], [targets[key] for key in keys]
-        return _pairs(root / pair.images, names, root / pair.targets, maps, self.meaning)
+def read_folder_pairs(
+    root: Path, splits: Mapping[str, str], images: str, targets: str, meaning: Meaning, **ends: str
+) -> Contents:
+    """Two folders per split: `{}` in `images` and `targets` is the owners' name of it. See `pair_folders`."""
+    found = {}
+    for split, name in splits.items():
+        found[split] = pair_folders(root / images.format(name), root / targets.format(name), meaning, **ends)
+    return meaning.contents(found)
 
 
-@dataclass(frozen=True)
-class ListedPairs:
-    """A reader: a list of names per split, and where the image and the target of a name lie."""
+def pair_folders(
+    folder: Path, targets: Path, meaning: Meaning, image_end: str = "", target_end: str = ""
+) -> ListedSplit:
+    """Images and targets of the same names but for these ends, by default any suffix of an image."""
+    images = _by_key(folder, image_end, IMAGE_SUFFIXES)
+    maps = _by_key(targets, target_end, _TARGET_SUFFIXES)
+    alone = sorted(images.keys() ^ maps.keys())
+    if alone or not images:
+        raise ValueError(
+            f"{folder} and {targets} must have files of the same names, at least one; {len(images)} and "
+            f"{len(maps)} are there, and without partner: {first(alone)}."
+        )
+    keys = sorted(images)
+    return _pairs(folder, [images[key] for key in keys], targets, [maps[key] for key in keys], meaning)
 
-    lists: Mapping[str, str]
-    pair: Pair
-    meaning: Meaning
 
-    def __call__(self, root: Path) -> Contents:
-        splits = {}
-        for split, path in self.lists.items():
-            names = read_lines(root / path)
-            images, targets = ([template.format(name) for name in names] for template in self.pair)
-            splits[split] = paired(root, images, root, targets, self.meaning, split=split)
-        return self.meaning.contents(splits)
+def read_listed_pairs(
+    root: Path, *, lists: Mapping[str, str], images: str, targets: str, meaning: Meaning
+) -> Contents:
+    """A list of names per split; `{}` in `images` and `targets` is such a name."""
+    splits = {}
+    for split, path in lists.items():
+        names = read_lines(root / path)
+        files = [[template.format(name) for name in names] for template in (images, targets)]
+        splits[split] = paired(root, files[0], root, files[1], meaning, split=split)
+    return meaning.contents(splits)
 
 
 def paired(
@@ -132,31 +113,32 @@ def paired(
 
 
 def open_pairs(root: Path, task: Task) -> Contents:
-    """The folder of anyone; see the top of this file."""
-    splits = find_pairs(root, task)
-    if not splits:
+    """The folder of anyone."""
+    if (found := find_pairs(root, task)) is None:
         words = ", ".join(TARGET_FOLDERS[task])
         raise FileNotFoundError(
             f"{root} must hold train/images with train/{TARGET_FOLDERS[task][0]}, or images/train with "
             f"{TARGET_FOLDERS[task][0]}/train (targets may be called {words}), and the same for val or test; "
             f"there is: {inside(root)}."
         )
-    meaning = _mask_meaning(root) if task == "segment" else _depth_meaning(root, splits["train"])
-    return FolderPairs(splits, meaning)(root)
+    maps = root / found[2].format("train")
+    meaning = _mask_meaning(root) if task == "segment" else _depth_meaning(root, maps)
+    return read_folder_pairs(root, *found, meaning)
 
 
-def find_pairs(root: Path, task: Task) -> dict[str, Pair]:
-    """The folders of each split; empty unless train and a held-out split are there."""
+def find_pairs(root: Path, task: Task) -> tuple[dict[str, str], str, str] | None:
+    """The splits, and templates of the folders of their images and targets, as `read_folder_pairs` takes
+    them; None unless train and a held-out split are there."""
     for word in TARGET_FOLDERS[task]:
-        for template in ("{split}/{kind}", "{kind}/{split}"):
-            found = {}
-            for split in ("train", *HELD_OUT):
-                pair = Pair(*(template.format(split=split, kind=kind) for kind in ("images", word)))
-                if all((root / folder).is_dir() for folder in pair):
-                    found[split] = pair
-            if "train" in found and len(found) > 1:
-                return found
-    return {}
+        for images, targets in (("{}/images", f"{{}}/{word}"), ("images/{}", f"{word}/{{}}")):
+            splits = {
+                split: split
+                for split in ("train", *HELD_OUT)
+                if (root / images.format(split)).is_dir() and (root / targets.format(split)).is_dir()
+            }
+            if "train" in splits and len(splits) > 1:
+                return splits, images, targets
+    return None
 
 
 def unit_of(folder: Path, *, shallow: float) -> float:
@@ -249,7 +231,7 @@ def _mask_meaning(root: Path) -> Meaning:
     return Meaning(classes=classes, table=table)
 
 
-def _depth_meaning(root: Path, pair: Pair) -> Meaning:
+def _depth_meaning(root: Path, maps: Path) -> Meaning:
     path = root / "depth.json"
     if path.is_file():
         body = _read_json(path)
@@ -257,10 +239,10 @@ def _depth_meaning(root: Path, pair: Pair) -> Meaning:
         if not _positive(unit) or not (limit is None or _positive(limit)):
             raise ValueError(f"{path} must hold metres_per_unit, and may hold max_depth; both are positive.")
         return Meaning(metres_per_unit=float(unit), max_depth=limit)
-    if unit := unit_of(root / pair.targets, shallow=0.0):
+    if unit := unit_of(maps, shallow=0.0):
         return Meaning(metres_per_unit=unit)
     raise ValueError(
-        f"{root / pair.targets} holds 8-bit depth, whose unit only you know. Write it into {path}, e.g. "
+        f"{maps} holds 8-bit depth, whose unit only you know. Write it into {path}, e.g. "
         '{"metres_per_unit": 0.0392, "max_depth": 10} where 255 is 10 m; for the 8-bit form of NYUv2 give '
         f"NYUv2:{root}."
     )

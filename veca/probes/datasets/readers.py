@@ -3,21 +3,15 @@
 A reader takes a dataset's folder and gives its `Contents`. What is missing or does not fit is named, nothing
 is passed over. Whether every split has every class is checked when all is read (`keep_classes`).
 
-Shards are train-*.tar and val-*.tar (or test) in one folder. The label of KEY.jpg is the first there is of:
-
-1. KEY.cls, a number: what webdataset users write;
-2. `label` or `cls` in KEY.json, a number or a name;
-3. the folder of `source` in KEY.json: `veca data shards` writes it, so shards of class folders are labelled.
-
-Numbers are the classes 0, 1, 2, …, named in classes.txt (a name per line) if that lies beside the tars.
+Shards are train-*.tar and val-*.tar (or test) in one folder, labelled as docs/probe-datasets.md tells.
 Opening reads headers and labels; images are read from their place in the tar. Nothing is unpickled.
 """
 
 import io
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path, PurePosixPath
 from typing import Literal, NamedTuple
@@ -38,110 +32,86 @@ _CIFAR_SIDE = 32
 _MAX_DIGITS = 9
 
 
-@dataclass(frozen=True)
-class ClassFolders:
-    """SPLIT/CLASS/NAME.jpg, with images at any depth below their class.
+def read_class_folders(root: Path, splits: Mapping[str, str], *, numeric: bool = False) -> Contents:
+    """SPLIT/CLASS/NAME.jpg, with images at any depth below their class; `splits` are split → its folder.
 
-    Args:
-        splits: split → its folder.
-        numeric: classes are called 0, 1, 2, … and stand in that order, not in that of the alphabet.
+    With `numeric`, classes are called 0, 1, 2, … and stand in that order, not in that of the alphabet.
     """
-
-    splits: Mapping[str, str]
-    numeric: bool = False
-
-    def __call__(self, root: Path) -> Contents:
-        names = set[str]().union(*(_subfolders(root / folder) for folder in self.splits.values()))
-        if not names:
-            raise ValueError(f"{root}: there are no class folders in {', '.join(self.splits.values())}.")
-        if self.numeric and names != {str(number) for number in range(len(names))}:
-            raise ValueError(f"{root}: class folders must be called 0 to {len(names) - 1}.")
-        classes = sorted(names, key=int if self.numeric else None)
-        rows = {split: self._rows(root, folder, classes) for split, folder in self.splits.items()}
-        return labelled(root, classes, rows)
-
-    def _rows(self, root: Path, folder: str, classes: list[str]) -> Iterator[tuple[str, int]]:
-        others = sum(not path.is_dir() for path in (root / folder).iterdir())
-        for label, name in enumerate(classes):
-            if (root / folder / name).is_dir():
-                images, strays = list_files(root / folder / name)
-                others += strays
-                yield from ((f"{folder}/{name}/{image}", label) for image in images)
-        say_ignored(root / folder, others, "files are no images of a class folder and are ignored")
+    names = set[str]()
+    for folder in splits.values():
+        if not (root / folder).is_dir():
+            raise FileNotFoundError(f"there is no folder {root / folder}.")
+        names |= {path.name for path in (root / folder).iterdir() if path.is_dir() and path.name[0] != "."}
+    if not names:
+        raise ValueError(f"{root}: there are no class folders in {', '.join(splits.values())}.")
+    if numeric and names != {str(number) for number in range(len(names))}:
+        raise ValueError(f"{root}: class folders must be called 0 to {len(names) - 1}.")
+    classes = sorted(names, key=int if numeric else None)
+    return labelled(root, classes, {split: _class_images(root, at, classes) for split, at in splits.items()})
 
 
-@dataclass(frozen=True)
-class ListedLabels:
+def read_listed_labels(
+    root: Path, *, lists: Mapping[str, str], image: str, label: str, classes: str | None = None
+) -> Contents:
     """One list per split, one image per line: most of the paper's classification sets are shipped that way.
 
     Args:
+        root: the dataset's folder.
         lists: split → its list.
         image: where the image of a line lies; `{}` is the line's first word.
-        label: (first word, rest of the line) → the class, by name.
+        label: pattern of a line, whose group is its class, by name.
         classes: file with a class per line, in label order; None for the alphabetical order of those found.
     """
-
-    lists: Mapping[str, str]
-    image: str
-    label: Callable[[str, str], str]
-    classes: str | None = None
-
-    def __call__(self, root: Path) -> Contents:
-        found = {split: self._lines(root / path) for split, path in self.lists.items()}
-        if self.classes is None:
-            classes = sorted({label for rows in found.values() for _, label in rows})
-        else:
-            classes = [line.strip("/") for line in read_lines(root / self.classes)]
-        labels = numbered(classes, source=root / (self.classes or ""))
-        for split, rows in found.items():
-            if unknown := sorted({label for _, label in rows} - set(labels)):
-                path = root / self.lists[split]
-                raise ValueError(f"{path} has classes that {self.classes} lacks: {first(unknown)}.")
-        return labelled(
-            root,
-            classes,
-            {split: ((name, labels[label]) for name, label in rows) for split, rows in found.items()},
-        )
-
-    def _lines(self, path: Path) -> list[tuple[str, str]]:
-        words = (line.lstrip("/").partition(" ") for line in read_lines(path))
-        return [(self.image.format(word), self.label(word, rest.strip())) for word, _, rest in words]
+    found: dict[str, list[tuple[str, str]]] = {}
+    for split, path in lists.items():
+        lines = [line.lstrip("/") for line in read_lines(root / path)]
+        found[split] = [(image.format(line.partition(" ")[0]), re.sub(label, r"\1", line)) for line in lines]
+    if classes is None:
+        names = sorted({name for rows in found.values() for _, name in rows})
+    else:
+        names = [line.strip("/") for line in read_lines(root / classes)]
+    labels = numbered(names, source=root / (classes or ""))
+    for split, rows in found.items():
+        if unknown := sorted({name for _, name in rows} - set(labels)):
+            raise ValueError(f"{root / lists[split]} has classes that {classes} lacks: {first(unknown)}.")
+    splits = {split: [(file, labels[name]) for file, name in rows] for split, rows in found.items()}
+    return labelled(root, names, splits)
 
 
-@dataclass(frozen=True)
-class Cifar:
+def read_cifar(root: Path, *, files: Mapping[str, Sequence[str]], names: str, num_labels: int) -> Contents:
     """CIFAR's binary version: records of `num_labels` bytes, of which the last is the class, and 3 × 32 × 32
     pixels, planes one by one. Its Python version is a pickle, and nothing is unpickled here."""
+    splits = {split: _cifar_split(root, split, files[split], num_labels) for split in files}
+    return Contents(read_lines(root / names), splits)
 
-    files: Mapping[str, Sequence[str]]  # split → its files
-    names: str
-    num_labels: int
 
-    def __call__(self, root: Path) -> Contents:
-        splits = {split: self._split(root, split) for split in self.files}
-        return Contents(read_lines(root / self.names), splits)
+def _class_images(root: Path, folder: str, classes: list[str]) -> Iterator[tuple[str, int]]:
+    others = sum(not path.is_dir() for path in (root / folder).iterdir())
+    for label, name in enumerate(classes):
+        if (root / folder / name).is_dir():
+            images, strays = list_files(root / folder / name)
+            others += strays
+            yield from ((f"{folder}/{name}/{image}", label) for image in images)
+    say_ignored(root / folder, others, "files are no images of a class folder and are ignored")
 
-    def _split(self, root: Path, split: str) -> ListedSplit:
-        length = self.num_labels + 3 * _CIFAR_SIDE**2
-        files = []
-        for path in (root / name for name in self.files[split]):
-            if not path.is_file():
-                raise FileNotFoundError(f"there is no {path}.")
-            files.append(np.fromfile(path, dtype=np.uint8))
-            if not files[-1].size or files[-1].size % length:
-                raise ValueError(
-                    f"{path} is no whole number of records of {length} bytes. Download it again."
-                )
-        records = np.concatenate(files).reshape(-1, length)
-        pixels = records[:, self.num_labels :].reshape(-1, 3, _CIFAR_SIDE, _CIFAR_SIDE)
-        names = [f"{split}/{place:05d}" for place in range(len(records))]
-        labels = records[:, self.num_labels - 1].tolist()
-        return with_labels(names, lambda place: encode(pixels[place].transpose(1, 2, 0)), labels)
+
+def _cifar_split(root: Path, split: str, files: Sequence[str], num_labels: int) -> ListedSplit:
+    length = num_labels + 3 * _CIFAR_SIDE**2
+    parts = []
+    for path in (root / name for name in files):
+        if not path.is_file():
+            raise FileNotFoundError(f"there is no {path}.")
+        parts.append(np.fromfile(path, dtype=np.uint8))
+        if not parts[-1].size or parts[-1].size % length:
+            raise ValueError(f"{path} is no whole number of records of {length} bytes. Download it again.")
+    records = np.concatenate(parts).reshape(-1, length)
+    pixels = records[:, num_labels:].reshape(-1, 3, _CIFAR_SIDE, _CIFAR_SIDE)
+    names = [f"{split}/{place:05d}" for place in range(len(records))]
+    labels = records[:, num_labels - 1].tolist()
+    return with_labels(names, lambda place: encode(pixels[place].transpose(1, 2, 0)), labels)
 
 
 class _Sample(NamedTuple):
-    """One image in a tar, and its label."""
-
     shard: str
     key: str
     offset: int
@@ -151,11 +121,11 @@ class _Sample(NamedTuple):
 
 def open_shards(root: Path) -> Contents:
     """The labelled samples of all tars in a folder."""
-    found = {
-        split: [sample for path in sorted(root.glob(f"{split}-*.tar")) for sample in _read_shard(path)]
-        for split in ("train", *HELD_OUT)
-    }
-    found = {split: samples for split, samples in found.items() if samples}
+    found = {}
+    for split in ("train", *HELD_OUT):
+        tars = sorted(root.glob(f"{split}-*.tar"))
+        if samples := [sample for path in tars for sample in _read_shard(path)]:
+            found[split] = samples
     if "train" not in found or len(found) < 2:
         raise FileNotFoundError(
             f"{root} must hold train-*.tar and val-*.tar, or test-*.tar; has {list(found)}."
@@ -170,10 +140,8 @@ def labelled(root: Path, classes: list[str], splits: Mapping[str, Rows]) -> Cont
     """Image files with a class each; those that are not there are an error."""
     found = {}
     for split, rows in splits.items():
-        names, labels = [], []
-        for name, label in rows:
-            names.append(name)
-            labels.append(label)
+        listed = list(rows)
+        names, labels = [name for name, _ in listed], [label for _, label in listed]
         files_of(root, names, split=split)
         found[split] = with_labels(names, at_place(root, names, read_named), labels)
     return Contents(classes, found)
@@ -199,10 +167,9 @@ def keep_classes(contents: Contents, *, kind: Classes, where: str) -> tuple[Cont
     if not empty:
         return contents, []
     if kind == "all" or len(empty) == len(contents.classes):
+        named = ((split, names) for split, names in lacking.items() if names)
         missing = "; ".join(
-            f"{split}: {len(names)} classes have no image: {first(names)}"
-            for split, names in lacking.items()
-            if names
+            f"{at}: {len(names)} classes have no image: {first(names)}" for at, names in named
         )
         raise ValueError(
             f"{where}, {missing}. Add images, or take the classes that all splits have: --classes common."
@@ -251,12 +218,6 @@ def encode(pixels: NDArray[np.uint8]) -> bytes:
     return file.getvalue()
 
 
-def _subfolders(folder: Path) -> set[str]:
-    if not folder.is_dir():
-        raise FileNotFoundError(f"there is no folder {folder}.")
-    return {path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")}
-
-
 def _only(items: ListedSplit, labels: dict[int, int]) -> ListedSplit:
     assert items.labels is not None
     places = [place for place, label in enumerate(items.labels) if label in labels]
@@ -291,9 +252,9 @@ def _class_names(root: Path, labels: set[int | str]) -> list[str]:
 
 def _read_shard(path: Path) -> Iterator[_Sample]:
     with open_archive(path) as archive:
-        headers = (header for header in list_members(path, archive) if header.is_regular)
-        for key, neighbours in groupby(headers, key=lambda header: _key_and_kind(header)[0]):
-            members = {_key_and_kind(header)[1]: header for header in neighbours}
+        headers = (_keyed(header) for header in list_members(path, archive) if header.is_regular)
+        for key, neighbours in groupby(headers, key=lambda keyed: keyed[0]):
+            members = {kind: header for _, kind, header in neighbours}
             images = [members[kind] for kind in IMAGE_KINDS if kind in members]
             if len(images) != 1:
                 raise ValueError(f"{path}: sample {key} must have one image; it has {sorted(members)}.")
@@ -302,18 +263,17 @@ def _read_shard(path: Path) -> Iterator[_Sample]:
                 raise ValueError(
                     f"{path}: {image.name} has {image.size:,} bytes; the limit is {MAX_FILE_BYTES:,}."
                 )
-            texts: dict[str, bytes] = {
-                kind: read_member(path, archive, members[kind]) for kind in ("cls", "json") if kind in members
-            }
+            kinds = [kind for kind in ("cls", "json") if kind in members]
+            texts: dict[str, bytes] = {kind: read_member(path, archive, members[kind]) for kind in kinds}
             label = _label(texts, name=f"{path}: {key}")
             yield _Sample(path.name, key, image.place, image.size, label)
 
 
-def _key_and_kind(header: Header) -> tuple[str, str]:
-    """Members of a sample share all before the first dot of the file's name."""
+def _keyed(header: Header) -> tuple[str, str, Header]:
+    """With key and kind: members of a sample share all before the first dot of the file's name."""
     folder, _, base = header.name.rpartition("/")
     stem, _, kind = base.partition(".")
-    return f"{folder}/{stem}", kind.lower()
+    return f"{folder}/{stem}", kind.lower(), header
 
 
 def _label(texts: dict[str, bytes], *, name: str) -> int | str:
@@ -328,8 +288,7 @@ def _label(texts: dict[str, bytes], *, name: str) -> int | str:
         raise ValueError(f"{name}.json is not valid JSON: {error}.") from None
     if not isinstance(about, dict):
         raise ValueError(f"{name}.json must hold a JSON object.")
-    for field in ("label", "cls"):
-        label = about.get(field)
+    for label in (about.get("label"), about.get("cls")):
         if isinstance(label, int | str):
             return label
     folder = PurePosixPath(str(about.get("source", ""))).parent.name

@@ -7,7 +7,8 @@ MATLAB files are data, not code: nothing in them runs. scipy reads the usual one
 import csv
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -18,16 +19,22 @@ from numpy.typing import NDArray
 from veca.data.folders import list_files, read_named
 from veca.probes.datasets.pairs import (
     MILLIMETRE,
-    FolderPairs,
-    ListedPairs,
     Meaning,
-    Pair,
     find_pairs,
     paired,
+    read_folder_pairs,
+    read_listed_pairs,
     table_of,
     unit_of,
 )
-from veca.probes.datasets.readers import ClassFolders, encode, files_of, labelled, read_lines, say_ignored
+from veca.probes.datasets.readers import (
+    encode,
+    files_of,
+    labelled,
+    read_class_folders,
+    read_lines,
+    say_ignored,
+)
 from veca.probes.datasets.splits import IGNORED, Contents, ListedSplit, at_place, first
 
 CALTECH_TRAIN = 30  # images per class, the usual protocol
@@ -42,19 +49,17 @@ _KITTI = Meaning(metres_per_unit=1 / 256, max_depth=80.0)
 
 def read_imagenet(root: Path) -> Contents:
     """ImageNet in class folders."""
-    return _by_number(ClassFolders({"train": "train", "val": "val"})(root))
+    return _by_number(read_class_folders(root, {"train": "train", "val": "val"}))
 
 
 def read_kaggle_imagenet(root: Path) -> Contents:
     """ImageNet as Kaggle ships it: training images in class folders, validation labels in a table."""
     data = "ILSVRC/Data/CLS-LOC"
-    train = ClassFolders({"train": f"{data}/train"})(root)
+    train = read_class_folders(root, {"train": f"{data}/train"})
     labels = {name: label for label, name in enumerate(train.classes)}
     with (root / "LOC_val_solution.csv").open(encoding="utf-8", newline="") as file:
-        rows = [
-            (f"{data}/val/{row['ImageId']}.JPEG", labels[row["PredictionString"].split()[0]])
-            for row in csv.DictReader(file)
-        ]
+        found = [(row["ImageId"], row["PredictionString"].split()[0]) for row in csv.DictReader(file)]
+    rows = [(f"{data}/val/{image}.JPEG", labels[name]) for image, name in found]
     val = labelled(root, train.classes, {"val": rows})
     return _by_number(train._replace(splits={**train.splits, **val.splits}))
 
@@ -81,15 +86,14 @@ def read_real(root: Path) -> Contents:
     targets = np.zeros((len(kept), num_classes), dtype=np.uint8)
     for row, number in enumerate(kept):
         targets[row, answers[number - 1]] = 1
-    images = [places[number] for number in kept]
-    classes = [str(number) for number in range(num_classes)]
-    return Contents(classes, {"test": _with_rows(root / "val", images, targets, split="test")})
+    split = _with_rows(root / "val", [places[number] for number in kept], targets, split="test")
+    return Contents([str(number) for number in range(num_classes)], {"test": split})
 
 
-def read_voc07(root: Path, *, classes: Sequence[str]) -> Contents:
+def read_voc07(root: Path, *, meaning: Meaning) -> Contents:
     """VOC's multi-label form: for each class and split, a list of all images with 1, 0 or -1."""
     splits = ("train", "val", "test")
-    return Contents(list(classes), {split: _voc07(root, split, classes) for split in splits})
+    return meaning.contents({split: _voc07(root, split, meaning.classes) for split in splits})
 
 
 def _voc07(root: Path, split: str, classes: Sequence[str]) -> ListedSplit:
@@ -121,24 +125,21 @@ def read_places(root: Path) -> Contents:
     side = "256" if (root / "data_256").is_dir() else "large"
     classes = [line.split()[0].lstrip("/") for line in read_lines(root / "categories_places365.txt")]
     lists = {"train": ("places365_train_standard.txt", "data"), "val": ("places365_val.txt", "val")}
-
-    def rows(name: str, folder: str) -> Iterator[tuple[str, int]]:
-        for line in read_lines(root / name):
-            image, label = line.split()
-            yield f"{folder}_{side}/{image.lstrip('/')}", int(label)
-
-    return labelled(root, classes, {split: rows(*places) for split, places in lists.items()})
+    rows = {}
+    for split, (name, folder) in lists.items():
+        lines = (line.split() for line in read_lines(root / name))
+        rows[split] = [(f"{folder}_{side}/{image.lstrip('/')}", int(label)) for image, label in lines]
+    return labelled(root, classes, rows)
 
 
 def read_cars(root: Path) -> Contents:
     """Stanford Cars: the development kit names the class of each file."""
     classes = [str(name) for name in read_mat(root / "devkit/cars_meta.mat")["class_names"]]
     files = {"train": "devkit/cars_train_annos.mat", "test": "cars_test_annos_withlabels.mat"}
-    tables = {split: read_mat(root / name)["annotations"] for split, name in files.items()}
-    rows = {
-        split: [(f"cars_{split}/{row.fname}", int(getattr(row, "class")) - 1) for row in table]
-        for split, table in tables.items()
-    }
+    rows = {}
+    for split, name in files.items():
+        table = read_mat(root / name)["annotations"]
+        rows[split] = [(f"cars_{split}/{row.fname}", int(getattr(row, "class")) - 1) for row in table]
     return labelled(root, classes, rows)
 
 
@@ -146,11 +147,10 @@ def read_flowers(root: Path) -> Contents:
     """102 Flowers: classes have numbers only."""
     labels = read_mat(root / "imagelabels.mat")["labels"]
     parts = read_mat(root / "setid.mat")
-    numbers = {"train": parts["trnid"], "val": parts["valid"], "test": parts["tstid"]}
-    rows = {
-        split: [(f"jpg/image_{n:05d}.jpg", int(labels[n - 1]) - 1) for n in np.atleast_1d(found).tolist()]
-        for split, found in numbers.items()
-    }
+    rows = {}
+    for split, key in {"train": "trnid", "val": "valid", "test": "tstid"}.items():
+        numbers = np.atleast_1d(parts[key]).tolist()
+        rows[split] = [(f"jpg/image_{n:05d}.jpg", int(labels[n - 1]) - 1) for n in numbers]
     return labelled(root, [str(number) for number in range(1, int(labels.max()) + 1)], rows)
 
 
@@ -195,22 +195,27 @@ def read_ade(root: Path) -> Contents:
     """ADE20K's scene parsing benchmark: 150 classes from 1, 0 for anything else."""
     classes = [line.split("\t")[-1].strip() for line in read_lines(root / "objectInfo150.txt")[1:]]
     ids = {label + 1: label for label in range(len(classes))} | {0: IGNORED}
-    folders = {"train": "training", "val": "validation"}
-    pairs = {split: Pair(f"images/{name}", f"annotations/{name}") for split, name in folders.items()}
-    return FolderPairs(pairs, Meaning(classes, table_of(ids)))(root)
+    splits = {"train": "training", "val": "validation"}
+    meaning = Meaning(classes, table_of(ids))
+    return read_folder_pairs(root, splits, "images/{}", "annotations/{}", meaning)
 
 
-def read_context(root: Path, *, names: Sequence[str]) -> Contents:
+def read_context(root: Path, *, meaning: Meaning) -> Contents:
     """PASCAL-Context as its owners ship it: masks of 459 classes in trainval/*.mat, of which 59 count."""
     words = (line.partition(":") for line in read_lines(root / "labels.txt"))
     numbers = {name.strip(): int(number) for number, _, name in words}
+    names = meaning.classes[1:]  # without the background
     if missing := sorted(set(names) - set(numbers)):
         raise ValueError(f"{root / 'labels.txt'} lacks classes of the 59, e.g. {missing[0]}.")
     ids = {numbers[name]: label for label, name in enumerate(names, start=1)}
     table = table_of(ids, others=0, size=_CONTEXT_VALUES)
-    meaning = Meaning(("background", *names), table, channel=lambda path: read_mat(path)["LabelMap"])
-    lists = {split: f"ImageSets/Main/{split}.txt" for split in ("train", "val")}
-    return ListedPairs(lists, Pair("JPEGImages/{}.jpg", "trainval/{}.mat"), meaning)(root)
+    return read_listed_pairs(
+        root,
+        lists={split: f"ImageSets/Main/{split}.txt" for split in ("train", "val")},
+        images="JPEGImages/{}.jpg",
+        targets="trainval/{}.mat",
+        meaning=replace(meaning, table=table, channel=lambda path: read_mat(path)["LabelMap"]),
+    )
 
 
 def read_kitti_eigen(root: Path) -> Contents:
@@ -268,11 +273,10 @@ def read_nyu_mat(root: Path) -> Contents:
 
 def read_nyu_folders(root: Path) -> Contents:
     """NYUv2 as folders of images and depths: 16 bits are millimetres, 8 bits are 1/25.5 m."""
-    pairs = find_pairs(root, "depth")
-    if not pairs:
+    if (found := find_pairs(root, "depth")) is None:
         raise FileNotFoundError(f"{root} lacks images and depths of train, or of val and test.")
-    unit = unit_of(root / pairs["train"].targets, shallow=_NYU_UNIT)
-    return FolderPairs(pairs, Meaning(metres_per_unit=unit, max_depth=_NYU.max_depth))(root)
+    unit = unit_of(root / found[2].format("train"), shallow=_NYU_UNIT)
+    return read_folder_pairs(root, *found, replace(_NYU, metres_per_unit=unit))
 
 
 def read_nyu_scenes(root: Path) -> Contents:

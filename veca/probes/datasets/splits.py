@@ -97,15 +97,9 @@ class Scanned(NamedTuple):
     unreadable: dict[str, str]  # image → reason
     digest: str
     counts: dict[str, int]  # class → images, or pixels of masks; for depth, measured and unmeasured pixels
-    targets: Tensor | None = None  # labels (n,) or (n, C) uint8 of a classification
+    labels: Tensor = torch.empty(0)  # (n,), or (n, C) uint8; of a classification
     mean_depth: float = 0.0  # metres, over measured pixels
     max_depth: float = 0.0
-
-    @property
-    def labels(self) -> Tensor:
-        """The targets of a classification."""
-        assert self.targets is not None
-        return self.targets
 
 
 class _Seen(NamedTuple):
@@ -153,8 +147,7 @@ def scan_split(dataset: Dataset, name: str, *, quiet: bool = False) -> Scanned:
             f"{where}: {len(problems)} of {len(items)} items cannot be used: "
             f"{first(problems, separator='; ')}. Fix these files and run again."
         )
-    unreadable = {one.name: one.unreadable for one in everything if one.unreadable}
-    if unreadable:
+    if unreadable := {one.name: one.unreadable for one in everything if one.unreadable}:
         _judge_unreadable(unreadable, total=len(items), where=where, quiet=quiet)
         everything = [one for one in everything if not one.unreadable]
         items = Subset(items, [one.place for one in everything])  # type: ignore[arg-type]  # any sequence
@@ -167,7 +160,7 @@ def scan_split(dataset: Dataset, name: str, *, quiet: bool = False) -> Scanned:
         totals = found.sum(0).tolist()
         return scanned._replace(counts=dict(zip([*dataset.classes, "(ignored)"], totals, strict=True)))
     counts = (found == 1).sum(0) if found.ndim == 2 else found.bincount(minlength=len(dataset.classes))
-    return scanned._replace(counts=dict(zip(dataset.classes, counts.tolist(), strict=True)), targets=found)
+    return scanned._replace(counts=dict(zip(dataset.classes, counts.tolist(), strict=True)), labels=found)
 
 
 def describe(scanned: Scanned, task: Task) -> str:
