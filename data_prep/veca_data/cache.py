@@ -1,14 +1,11 @@
 """`veca data cache`: run a teacher once over shards, and keep what it says (paper §3.3, the targets).
 
-In: shards of images and a teacher. Out: a cache beside them (see `veca/data/stored_targets.py`). The work is
-a Lightning predict loop, so one CPU, the GPUs of a machine and the nodes of a cluster run the same command.
-It can be stopped at any time: finished shards are kept, and the same command makes the rest.
-
-Shards of images → batches of views → the teacher → shards of targets. The unit is a shard: a rank takes whole
-ones, and the batches of a shard depend on nothing but the shard. So the teacher sees the same batches, and
-answers with the same bytes, whatever the number of ranks, and however often the work was interrupted. A batch
-is all views of a few successive samples; the teacher takes them resolution by resolution. The index follows
-from the records of all shards, by whichever rank finds that none is missing.
+Shards of images → batches of views → the teacher → shards of targets (`veca/data/stored_targets.py`), in a
+Lightning predict loop, so that a CPU, GPUs and the nodes of a cluster run the same command. The unit is a
+shard: a rank takes whole ones, and their batches (all views of a few successive samples) depend on nothing
+else. So the teacher sees the same batches, and answers with the same bytes, whatever the number of ranks, and
+however often the work was interrupted. The index follows from the records of all shards, by whichever rank
+finds that none is missing.
 """
 
 import hashlib
@@ -272,9 +269,7 @@ def _write_projection(out: Path, teacher: Teacher) -> str | None:
 def _pending_shards(source: Source, out: Path) -> list[SplitShard]:
     """The shards whose targets are still to be made."""
     found = [(split, info) for split, infos in source.index.splits.items() for info in infos]
-    shards = [
-        SplitShard(number, split, info.name, info.samples) for number, (split, info) in enumerate(found)
-    ]
+    shards = (SplitShard(i, split, info.name, info.samples) for i, (split, info) in enumerate(found))
     return [shard for shard in shards if read_record(out, shard.name) is None]
 
 
@@ -330,13 +325,15 @@ class TeacherPass(LightningModule):
         bar = progress_bar("cache", total, unit="view", quiet=self.trainer.global_rank > 0)
         self._bar = self.resources.enter_context(bar)
 
-    def predict_dataloader(self) -> "ViewLoader":
+    def predict_dataloader(self) -> Iterator[ViewBatch]:
+        """An iterator over batches. Not a DataLoader: Lightning would give it a sampler of its own."""
         requests = []
         for shard in self._mine:
             step = max(1, self._batch_size // self._spec.num_views(shard.split))
             for first in range(0, shard.samples, step):
                 requests.append(ViewRequest(shard, first, min(first + step, shard.samples)))
-        return ViewLoader(requests, ViewDataset(self._source, self._spec), self.workers)
+        dataset = ViewDataset(self._source, self._spec)
+        return iter(self.workers.data_loader(dataset, requests, persistent=False))
 
     def predict_step(self, batch: ViewBatch, batch_idx: int) -> int:
         """Write a batch's targets; returns their number, because Lightning warns of None."""
@@ -363,39 +360,23 @@ class TeacherPass(LightningModule):
                 f"key {sample.key!r} in {shard.name}: must be ASCII, at most {_MAX_KEY} characters. "
                 "Make the shards with `veca data shards`."
             )
-        views: dict[str, Any] = {}
+        body: dict[str, Any] = {"targets": self._spec.fingerprint}
         members: dict[str, bytes] = {}
-        for resolution, drawn in sample.views.items():
-            for number, view in enumerate(drawn):
-                name = view_name(resolution, number)
-                views[name] = view._asdict()
-                members[f"{name}.npy"] = next(files[resolution])
-        about: dict[str, Any] = {"views": views}
         if sample.skipped is not None:
-            about = {"skipped": sample.skipped[:_MAX_REASON]}
+            body["skipped"] = sample.skipped[:_MAX_REASON]
             self._rejects.append(Reject(sample.key, sample.skipped))
-        body = {"targets": self._spec.fingerprint, **about}
+        else:
+            body["views"] = {}
+            for resolution, drawn in sample.views.items():
+                for number, view in enumerate(drawn):
+                    name = view_name(resolution, number)
+                    body["views"][name] = view._asdict()
+                    members[f"{name}.npy"] = next(files[resolution])
         members["json"] = json.dumps(body, separators=(",", ":")).encode()
         self._writer.write(sample.key, members)
 
     def _views_per_sample(self, shard: SplitShard) -> int:
         return self._spec.num_views(shard.split) * len(self._spec.resolutions)
-
-
-class ViewLoader:
-    """An iterable over batches. Not a DataLoader: Lightning would give it a sampler of its own."""
-
-    def __init__(
-        self, requests: Sequence[ViewRequest], dataset: "ViewDataset", workers: WorkerOptions
-    ) -> None:
-        self._requests = requests
-        self._data_loader = workers.data_loader(dataset, requests, persistent=False)
-
-    def __len__(self) -> int:
-        return len(self._requests)
-
-    def __iter__(self) -> Iterator[ViewBatch]:
-        return iter(self._data_loader)
 
 
 class ViewDataset(torch.utils.data.Dataset[ViewBatch]):

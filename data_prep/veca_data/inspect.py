@@ -47,6 +47,13 @@ _TAR_OVERHEAD = 2048  # two headers, one block of metadata, padding
 _VIEW_BYTES, _ABOUT_BYTES = 123, 42  # of a cached sample's JSON: for each view, and beside them
 _STREAMS_SAMPLED = 3
 
+TEACHERS = {  # width, depth, heads, and of a plain feed-forward layer with as many weights the hidden width
+    "small": (384, 12, 6, 1536),
+    "small_plus": (384, 12, 6, 2304),
+    "base": (768, 12, 12, 3072),
+    "large": (1024, 24, 16, 4096),
+}
+
 
 class Seen(NamedTuple):
     """An image that can be used."""
@@ -105,9 +112,11 @@ def scan(
 ) -> Report:
     """Read all of a source; `findings` names a file for all rejects and copies, one JSON object per line."""
     opened = open_source(source, annotations=tuple(annotations))
+    count = len(opened.listing)
+    batches = np.split(np.arange(count), range(_BATCH, count, _BATCH))
     looks = run_tasks(
         partial(_look, opened.root),
-        _tasks(opened),
+        chain((opened.listing.take(batch) for batch in batches), opened.streams),
         workers=num_workers(workers),
         total_bytes=opened.total_bytes,
         label="scan",
@@ -116,18 +125,11 @@ def scan(
         return _collect(opened, looks, file)
 
 
-def _tasks(source: ImageSource) -> Iterator[Listing | Stream]:
-    for start in range(0, len(source.listing), _BATCH):
-        yield source.listing.take(np.arange(start, min(start + _BATCH, len(source.listing))))
-    yield from source.streams
-
-
 def _look(root: Path, task: Listing | Stream) -> list[bytes]:
     """What is seen, packed: a stream may hold a million images, and as objects they would fill the memory."""
-    found, packed = _seen(root, task), []
-    while batch := list(islice(found, _BATCH)):
-        packed.append(zlib.compress(pickle.dumps(batch), 1))
-    return packed
+    found = _seen(root, task)
+    batches: Iterator[list[Seen | Reject]] = iter(lambda: list(islice(found, _BATCH)), [])
+    return [zlib.compress(pickle.dumps(batch), 1) for batch in batches]
 
 
 def _seen(root: Path, task: Listing | Stream) -> Iterator[Seen | Reject]:
@@ -216,23 +218,6 @@ def _find_copies(
     return len(order) - len(starts), examples
 
 
-class TeacherSizes(NamedTuple):
-    """The sizes that decide a teacher's targets and time."""
-
-    width: int
-    depth: int
-    num_heads: int
-    hidden: int  # of a plain feed-forward layer with the same number of weights
-
-
-TEACHERS = {
-    "small": TeacherSizes(384, 12, 6, 1536),
-    "small_plus": TeacherSizes(384, 12, 6, 2304),
-    "base": TeacherSizes(768, 12, 12, 3072),
-    "large": TeacherSizes(1024, 24, 16, 4096),
-}
-
-
 class ShardEstimate(NamedTuple):
     """What shards of a source will take."""
 
@@ -310,7 +295,7 @@ def cache_bytes(*, teacher: str, resolutions: Sequence[int], views: int, dtype: 
     problems = list(spec_problems(resolutions=resolutions, views=views, dtype=dtype))
     if problems:
         raise ValueError("\n".join(problems))
-    layout = Layout(TEACHERS[teacher].width, dtype, tuple(resolutions), views)
+    layout = Layout(TEACHERS[teacher][0], dtype, tuple(resolutions), views)
     return layout.sample_bytes(json_bytes=_VIEW_BYTES * views * len(resolutions) + _ABOUT_BYTES)
 
 

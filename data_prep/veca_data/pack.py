@@ -64,6 +64,7 @@ _STARTS = (
     (b"II*\0", "TIFF"),
     (b"MM\0*", "TIFF"),
 )
+_ENDS = {"JPEG": b"\xff\xd9", "PNG": b"IEND\xaeB`\x82"}
 _UNSAFE = re.compile(r"[^A-Za-z0-9_-]+")
 
 
@@ -104,19 +105,12 @@ def make_shards(
 
     The part (i, n) is every unit of work whose number leaves i when divided by n.
     """
-    _check_options(
-        shard_samples=shard_samples,
-        shard_bytes=shard_bytes,
-        max_short_side=max_short_side,
-        quality=quality,
-        part=part,
-        max_rejects=max_rejects,
-    )
-    check_writable(Path(out))
+    encoding, out = ImageEncoding(max_short_side, quality), Path(out)
+    sizes = {"shard_samples": shard_samples, "shard_bytes": shard_bytes}
+    _check_options(part=part, max_rejects=max_rejects, **sizes, **encoding._asdict())
+    check_writable(out)
     size = ShardSize(shard_samples, None if shard_samples else shard_bytes or DEFAULT_SHARD_BYTES)
-    encoding = ImageEncoding(max_short_side, quality)
     processes = num_workers(workers)
-    out = Path(out)
     opened = open_source(source, annotations=tuple(annotations))
     opened.check_whole()
     plan = make_plan(opened, seed=seed, size=size, val_share=val_share, encoding=encoding)
@@ -153,8 +147,7 @@ def run_task(job: Job, task: tuple[Unit, Listing]) -> str | None:
         if unit.stream:
             _pack_stream(job, unit, unit.stream)
         else:
-            read = partial(read_entry, job.root)
-            size = listing.total_bytes
+            read, size = partial(read_entry, job.root), listing.total_bytes
             write_shard(job, unit.shards[0], listing.entries(), read, source_bytes=size)
     except BrokenArchive as error:
         return str(error)
@@ -191,7 +184,8 @@ def pack_image(data: bytes, encoding: ImageEncoding) -> PackedImage:
     width, height = probe(data)
     if encoding == ImageEncoding():
         suffix = _KEPT.get(format_of(data))
-        if suffix is None or _is_animated_webp(data):
+        is_animated = suffix == "webp" and data[12:16] == b"VP8X" and data[20] & 0x02
+        if suffix is None or is_animated:
             return _encoded(Image.fromarray(decode(data)), "png", "PNG")
         return PackedImage(suffix, data, width, height)
     target = encoding.max_short_side
@@ -317,17 +311,9 @@ def _spill(path: Path, prefix: str, file: IO[bytes]) -> tuple[Listing, list[Reje
 
 def _ends_well(data: bytes) -> bool:
     name = format_of(data)
-    if name == "JPEG":
-        return data.endswith(b"\xff\xd9")
-    if name == "PNG":
-        return data.endswith(b"IEND\xaeB`\x82")
     if name == "WEBP":
         return int.from_bytes(data[4:8], "little") + 8 <= len(data)
-    return False  # the others have no mark to look at, and are decoded anyway to be converted
-
-
-def _is_animated_webp(data: bytes) -> bool:
-    return data[:4] == b"RIFF" and data[12:16] == b"VP8X" and bool(data[20] & 0x02)
+    return data.endswith(_ENDS.get(name, ()))  # the others have no mark, and are decoded anyway
 
 
 def _encoded(image: Image.Image, suffix: str, name: str, **options: int) -> PackedImage:

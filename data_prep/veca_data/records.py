@@ -56,10 +56,6 @@ class Record(NamedTuple):
     source_bytes: int
     rejects: Sequence[Reject]
 
-    @property
-    def info(self) -> ShardInfo:
-        return ShardInfo(self.name, self.samples, self.bytes, self.sha256)
-
 
 class Summary(NamedTuple):
     """What a finished dataset holds."""
@@ -225,7 +221,9 @@ def finish(out: Path, *, max_rejects: float) -> Summary:
             f"{', …' if len(missing) > 3 else ''}. Run the remaining parts, then merge again."
         )
     splits: dict[str, list[ShardInfo]] = {split: [] for split in SPLITS}
-    reasons = _write_rejects(out / REJECTS_NAME, chain(_early_rejects(out), gather(out, shards, splits)))
+    with (out / PARTS / REJECTS_NAME).open(encoding="ascii") as file:
+        early = (Reject(**json.loads(line)) for line in file)
+        reasons = _write_rejects(out / REJECTS_NAME, chain(early, gather(out, shards, splits)))
     summary = Summary(out, {split: infos for split, infos in splits.items() if infos}, reasons)
     share = summary.rejects / max(1, summary.rejects + summary.samples)
     if share > max_rejects or not summary.samples:
@@ -247,13 +245,8 @@ def gather(out: Path, shards: Iterable[str], splits: dict[str, list[ShardInfo]])
         record = read_record(out, shard)
         assert record is not None, f"{shard} vanished"
         if record.samples:
-            splits.setdefault(shard.partition("-")[0], []).append(record.info)
+            splits.setdefault(shard.partition("-")[0], []).append(ShardInfo(*record[:4]))
         yield from record.rejects
-
-
-def _early_rejects(out: Path) -> Iterator[Reject]:
-    with (out / PARTS / REJECTS_NAME).open(encoding="ascii") as file:
-        yield from (Reject(**json.loads(line)) for line in file)
 
 
 def _write_rejects(path: Path, rejects: Iterable[Reject]) -> Counter[str]:

@@ -1,11 +1,8 @@
 """Procedural scenes: solids on a floor, with the class, instance, depth and colour of every pixel.
 
-draw_layout (who stands where) → _shade (textures, one light with shadows) → render_scene (pixels)
-
 The world is in metres: x right, y up, z away from the camera; the floor is y = 0, the wall a vertical plane.
 The main body carries the scene's label: it is the largest in the picture and hardly hidden by others. The
 others are tried one by one and kept if that stays true, if they touch nobody and if they can be seen.
-A scene is a pure function of (seed, index, label, size).
 
 The object classes are ten solids as signed distance functions (Hart 1996). A builder draws the proportions of
 one object and returns its distance function: points (3, n) → (n,). Each is 1-Lipschitz, vanishes exactly on
@@ -20,6 +17,7 @@ Everything is element-wise float32 without BLAS: the same bits whatever the numb
 import colorsys
 import math
 from collections.abc import Callable
+from functools import reduce
 from typing import NamedTuple
 
 import numpy as np
@@ -183,7 +181,7 @@ def see_body(camera: Camera, body: Body) -> tuple[NDArray[np.intp], Floats]:
 
 def _window(camera: Camera, body: Body) -> NDArray[np.intp]:
     """The pixels of a square around the bounding ball, which must lie ahead of the camera."""
-    x, y, z = (float(value) for value in rotate(camera.axes, body.centre - camera.origin)[:, 0])
+    x, y, z = rotate(camera.axes, body.centre - camera.origin)[:, 0].tolist()
     x, y = camera.focal * x / z, camera.focal * y / z
     reach = body.scale * math.hypot(camera.focal, x, y) / (z - body.scale)
     column, row = camera.centre[0] + x, camera.centre[1] - y
@@ -326,16 +324,10 @@ def noise(rng: Generator, *, waves: int = 5) -> Callable[[Floats], Floats]:
     directions = rng.standard_normal((waves, 3))
     directions *= (frequencies / np.sqrt((directions**2).sum(axis=1)))[:, None]
     phases = rng.uniform(0, 2 * math.pi, waves)
-    columns = (*directions.T.tolist(), phases.tolist(), (1 / frequencies).tolist())
-    terms = list(zip(*columns, strict=True))
-
-    def value(p: Floats) -> Floats:
-        total: Floats = np.zeros_like(p[0])
-        for x, y, z, phase, weight in terms:
-            total += weight * np.sin(x * p[0] + y * p[1] + z * p[2] + phase)
-        return total
-
-    return value
+    terms = np.column_stack((directions, phases, 1 / frequencies)).tolist()
+    return lambda p: np.asarray(
+        sum(weight * np.sin(x * p[0] + y * p[1] + z * p[2] + phase) for x, y, z, phase, weight in terms)
+    )
 
 
 def _edge(signed: Floats) -> Floats:
@@ -438,13 +430,8 @@ def _smooth_max(first: Floats, second: Floats) -> Floats:
 
 def _box(rng: Generator) -> Distance:
     sides = [uniform(rng, 0.7, 1) for _ in range(3)]
-    x, y, z = (side / math.hypot(*sides) for side in sides)
-
-    def distance(p: Floats) -> Floats:
-        a = np.abs(p)
-        return _smooth_max(_smooth_max(a[0] - x, a[1] - y), a[2] - z)
-
-    return distance
+    corner = np.array([[side / math.hypot(*sides)] for side in sides], dtype=np.float32)
+    return lambda p: reduce(_smooth_max, np.abs(p) - corner)
 
 
 def _cylinder(rng: Generator) -> Distance:
@@ -463,22 +450,12 @@ def _tapered(reach: Callable[[Floats], Floats], half_width: float) -> Distance:
 
 def _torus(rng: Generator) -> Distance:
     thickness = uniform(rng, 0.2, 0.33)
-
-    def distance(p: Floats) -> Floats:
-        ring = length(p[:2]) - (1 - thickness)
-        return length(np.stack([ring, p[2]])) - thickness
-
-    return distance
+    return lambda p: length(np.stack([length(p[:2]) - (1 - thickness), p[2]])) - thickness
 
 
 def _capsule(rng: Generator) -> Distance:
     radius = uniform(rng, 0.3, 0.45)
-
-    def distance(p: Floats) -> Floats:
-        beyond: Floats = np.maximum(np.abs(p[1]) - (1 - radius), 0)
-        return length(np.stack([p[0], beyond, p[2]])) - radius
-
-    return distance
+    return lambda p: length(np.stack([p[0], np.maximum(np.abs(p[1]) - (1 - radius), 0), p[2]])) - radius
 
 
 def _star(rng: Generator) -> Distance:
@@ -521,14 +498,8 @@ def _cross(rng: Generator) -> Distance:
 
 
 def _bowl(rng: Generator) -> Distance:
-    half_wall = uniform(rng, 0.06, 0.1)
-    rim = uniform(rng, -0.1, 0.2)
-
-    def distance(p: Floats) -> Floats:
-        shell = np.abs(length(p) - (1 - half_wall)) - half_wall
-        return _smooth_max(shell, p[1] - rim)
-
-    return distance
+    half_wall, rim = uniform(rng, 0.06, 0.1), uniform(rng, -0.1, 0.2)
+    return lambda p: _smooth_max(np.abs(length(p) - (1 - half_wall)) - half_wall, p[1] - rim)
 
 
 # Alphabetical, so that the ids equal those of a reader that sorts class folders.
