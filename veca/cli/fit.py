@@ -28,13 +28,7 @@ from veca.train.checkpointing import LastCheckpoint, RunCheckpoint, SafeCheckpoi
 from veca.train.distill import Distill
 from veca.train.preemption import StopWhenAsked
 from veca.train.recipe import find_problems, recipe_problems, refuse, trainer_problems
-from veca.train.run_dir import (
-    RunFiles,
-    RunProgress,
-    StudentSize,
-    run_loggers,
-    sole_run,
-)
+from veca.train.run_dir import RunFiles, RunProgress, StudentSize, run_loggers, sole_run
 from veca.train.slurm import (
     cluster_problems,
     device_problems,
@@ -236,8 +230,7 @@ def _run_folder(config: Namespace) -> Path:
 
 def _ckpt_problems(given: str | None, checkpoints: Path) -> list[str]:
     """A checkpoint to go on from that is not there; what `last` stands for is found later."""
-    path = _named_checkpoint(given or "last", checkpoints)
-    if given in (None, "last") or path.is_file():
+    if given is None or given == "last" or (path := _named_checkpoint(given, checkpoints)).is_file():
         return []
     return [f"ckpt_path = {given}: there is no {path}. `last` finds a run's newest checkpoint."]
 
@@ -248,19 +241,14 @@ def _named_checkpoint(given: str, checkpoints: Path) -> Path:
 
 def _resolve_ckpt_path(given: str | None, checkpoints: Path, *, may_be_missing: bool) -> Path | None:
     """`last` is the newest intact checkpoint of the run's folder; where there is none yet, the beginning."""
-    if given is None:
-        return None
-    path = _named_checkpoint(given, checkpoints)
-    if given == "last":
-        found = newest_intact(checkpoints)
-        if found is None and may_be_missing:
-            rank_zero_info(f"no checkpoint in {checkpoints} yet: the run starts from its beginning.")
-            return None
-        path = found or last_path(checkpoints)
-        rank_zero_info(f"continuing from {path}.")
-    if not path.is_file():
-        raise FileNotFoundError(f"ckpt_path = {given}: there is no {path}.")
-    return path
+    if given != "last":
+        return None if given is None else _named_checkpoint(given, checkpoints)
+    found = newest_intact(checkpoints)
+    if found is None and not may_be_missing:
+        raise FileNotFoundError(f"ckpt_path = last: there is no {last_path(checkpoints)}.")
+    beginning = f"no checkpoint in {checkpoints} yet: the run starts from its beginning."
+    rank_zero_info(f"continuing from {found}." if found else beginning)
+    return found
 
 
 def _listed(given: Any) -> list[Any]:

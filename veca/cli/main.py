@@ -1,4 +1,4 @@
-"""The `veca` command. Each verb is a row of verbs.toml; the work is in the module it names, imported on use."""
+"""The `veca` command. Each verb is a row of verbs.toml, whose module is imported when it is typed."""
 
 import os
 import sys

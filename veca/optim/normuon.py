@@ -57,7 +57,16 @@ def normuon_step(
     With several ranks all must call this with the same weights, and a gradient is there on all or on none.
     """
     active = [weight for weight in weights if weight.grad is not None]
-    _accumulate_momentum(active, state, momentum=momentum)
+    for weight in active:
+        if not state[weight]:
+            state[weight] = {
+                "momentum": torch.zeros_like(weight),
+                "second_moment": weight.new_zeros(weight.size(0), 1),
+            }
+    if active:
+        buffers = [state[weight]["momentum"] for weight in active]
+        torch._foreach_mul_(buffers, momentum)
+        torch._foreach_add_(buffers, _grads(active))
     directions = _directions(weights, state, momentum=momentum, bf16_on_cpu=bf16_on_cpu)
     for same in _by_shape(active):
         rows = _normalise_rows(
@@ -101,19 +110,6 @@ def owners(shapes: Sequence[torch.Size], *, num_ranks: int) -> list[int]:
 
 def num_ranks() -> int:
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
-
-
-def _accumulate_momentum(active: Sequence[Tensor], state: State, *, momentum: float) -> None:
-    for weight in active:
-        if not state[weight]:
-            state[weight] = {
-                "momentum": torch.zeros_like(weight),
-                "second_moment": weight.new_zeros(weight.size(0), 1),
-            }
-    if active:
-        buffers = [state[weight]["momentum"] for weight in active]
-        torch._foreach_mul_(buffers, momentum)
-        torch._foreach_add_(buffers, _grads(active))
 
 
 def _directions(

@@ -47,7 +47,10 @@ class StopWhenAsked(Checkpoint):
         self._step = trainer.global_step
         if self._asked(trainer):
             trainer.save_checkpoint(self.path)
-            if not _validates_now(trainer):
+            fetcher = trainer.fit_loop._data_fetcher
+            assert fetcher is not None
+            # Whether a validation follows this step; Lightning has no public word for it.
+            if not trainer.fit_loop.epoch_loop._should_check_val_fx(fetcher):
                 trainer._logger_connector.update_train_step_metrics()  # Lightning would after this hook
                 self._stop(trainer)
 
@@ -67,9 +70,7 @@ class StopWhenAsked(Checkpoint):
 
     def _stop(self, trainer: Trainer) -> None:
         """All ranks leave together, when SLURM has answered: the first to end could end the job."""
-        answer = (False, "")
-        if trainer.is_global_zero and under_slurm():
-            answer = requeue()
+        answer = requeue() if trainer.is_global_zero and under_slurm() else (False, "")
         again, sentence = trainer.strategy.broadcast(answer)
         name = stop_signals.received.name if stop_signals.received else "a signal to another rank"
         _say(f"asked to stop by {name}: step {trainer.global_step} is saved in {self.path}.")
@@ -78,13 +79,6 @@ class StopWhenAsked(Checkpoint):
             _say("it came before the first step was done: is the job's --time longer than --signal's?")
         # Others than rank 0 end well: a launcher kills rank 0 when one of its children fails.
         raise Stopped(STOPPED if trainer.is_global_zero else 0)
-
-
-def _validates_now(trainer: Trainer) -> bool:
-    """Whether a validation follows the step that has just ended; Lightning has no public word for it."""
-    fetcher = trainer.fit_loop._data_fetcher
-    assert fetcher is not None
-    return trainer.fit_loop.epoch_loop._should_check_val_fx(fetcher)
 
 
 def _how_to_continue(trainer: Trainer) -> str:

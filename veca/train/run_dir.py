@@ -127,21 +127,11 @@ class MetricsLog(Logger):
     A resumed run drops the rows past the step it resumes from, so that no step stands there twice.
     """
 
+    name = version = save_dir = ""
+
     def __init__(self, folder: Path) -> None:
         super().__init__()
-        self.folder = folder
-
-    @property
-    def name(self) -> str:
-        return ""
-
-    @property
-    def version(self) -> str:
-        return ""
-
-    @property
-    def save_dir(self) -> str:
-        return str(self.folder)
+        self.folder, self.save_dir = folder, str(folder)
 
     @rank_zero_only
     def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
