@@ -15,8 +15,6 @@ from typing import Any, ClassVar
 
 from jsonargparse import ArgumentParser, DefaultHelpFormatter, Namespace
 
-_SWITCH_VALUES = ("true", "false")
-
 
 class _AsTyped(DefaultHelpFormatter):
     """Options with dashes, bare words without, and nothing about types."""
@@ -101,7 +99,7 @@ class VerbParser:
                     left.pop(0)  # its value; where it is a bare word, no harm is done: nothing will run
                 continue
             if not equals and self._is_switch(field):
-                value = left.pop(0) if left and left[0] in _SWITCH_VALUES else "true"
+                value = left.pop(0) if left and left[0] in ("true", "false") else "true"
             elif not equals:
                 if not left:
                     raise ValueError(f"{flag} needs a value (see {self.name} --help).")

@@ -3,8 +3,8 @@
 RUN/config.yaml      the recipe with every default filled in
 RUN/metrics.csv      one row per value: step, name, value; appended to, never rewritten
 RUN/events.*         the same for TensorBoard
-RUN/environment.json where and with what each start of the run was made (`environment.py`)
-RUN/snapshots/       what the student saw of a few validation images, by step (`snapshots.py`)
+RUN/environment.json where and with what each start of the run was made (`snapshots.py`)
+RUN/snapshots/       what the student saw of a few validation images: step-000350.npz (`snapshots.py`)
 RUN/checkpoints/     last.ckpt, last-1.ckpt and best.ckpt (`checkpointing.py`)
 RUN/.lock            held by the run's main process for as long as it lives
 """
