@@ -65,12 +65,9 @@ class VerbParser:
         self._parser = ArgumentParser(prog=name, exit_on_error=False, formatter_class=form)
         self._parser.add_function_arguments(function, as_positional=False)
         self._actions = {action.dest: action for action in self._parser._actions if action.dest != "help"}
+        self.help = self._parser.format_help  # the options, each as it is typed
         words = "".join(f" {self._bare(field)}" for field in self.inputs)
         self._parser.usage = f"{name}{words} [--option value …]\n\nexample: {example}"
-
-    def help(self) -> str:
-        """The options, each as it is typed."""
-        return self._parser.format_help()
 
     def parse(self, words: Sequence[str]) -> dict[str, Any]:
         """The arguments of the function; ValueError says what to type instead."""

@@ -7,11 +7,10 @@ A parameter without a gradient keeps its weight, moments and step count, bit for
 The paper used the dion library, which installs from its repository only: it is taken where it can be
 imported, ours otherwise.
 
-Which algorithm owns which parameter, for a Veca and for a plain ViT alike: NorMuon takes the weight of every
-`nn.Linear` inside a block, except the last linear of the last block (its FFN output); AdamW takes everything
-else. Blocks are those elements of an `nn.ModuleList` that hold linears without being one: a list of bare
-linears (the coordinate heads) is no list of blocks. What stands outside the blocks (patch embedding, output
-projection) is AdamW's.
+NorMuon takes the weight of every `nn.Linear` inside a block, of a Veca and of a plain ViT alike, except the
+last linear of the last block (its FFN output); AdamW takes everything else. Blocks are those elements of an
+`nn.ModuleList` that hold linears without being one: a list of bare linears (the coordinate heads) is no list
+of blocks. What stands outside the blocks (patch embedding, output projection) is AdamW's.
 """
 
 from collections.abc import Callable

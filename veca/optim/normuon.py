@@ -74,7 +74,12 @@ def normuon_step(
             [state[weight]["second_moment"] for weight in same],
             beta2=beta2,
         )
-        _apply(same, rows, lr=lr, weight_decay=weight_decay)
+        # Cautious decay with the base rate, then the step with the rate adjusted to the shape.
+        stacked = torch.stack(same)
+        decayed = torch.where(stacked * rows >= 0, stacked, 0)
+        adjusted_lr = lr * 0.2 * math.sqrt(max(same[0].shape))
+        steps = rows.mul_(adjusted_lr).add_(decayed, alpha=lr * weight_decay)
+        torch._foreach_sub_(same, steps.unbind())
 
 
 def polar_express(updates: Tensor, *, bf16_on_cpu: bool = False) -> Tensor:
@@ -175,15 +180,6 @@ def _normalise_rows(directions: Tensor, second_moments: list[Tensor], *, beta2: 
     directions.div_(second_moment.sqrt_().add_(ROW_EPS))
     # A zero update stays zero: without the clamp its norm would divide 0 by 0.
     return directions.mul_(norm / _frobenius(directions).clamp_min(torch.finfo(norm.dtype).tiny))
-
-
-def _apply(weights: list[Tensor], directions: Tensor, *, lr: float, weight_decay: float) -> None:
-    """Cautious decay with the base rate, then the step with the rate adjusted to the shape."""
-    stacked = torch.stack(weights)
-    decayed = torch.where(stacked * directions >= 0, stacked, 0)
-    adjusted_lr = lr * 0.2 * math.sqrt(max(weights[0].shape))
-    steps = directions.mul_(adjusted_lr).add_(decayed, alpha=lr * weight_decay)
-    torch._foreach_sub_(weights, steps.unbind())
 
 
 def _by_shape(weights: Iterable[Tensor]) -> list[list[Tensor]]:

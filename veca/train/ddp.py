@@ -15,7 +15,7 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, NoReturn
@@ -190,7 +190,7 @@ class RankLauncher(_SubprocessScriptLauncher):
         time.sleep(PATIENCE)
         number, status = self.procs.index(failed[0]) + 1, failed[0].returncode
         say(f"rank {number} of this machine ended with status {status}, so all ranks end.")
-        leave(_status(rank.poll() for rank in self.procs))
+        leave(STOPPED if STOPPED in [rank.poll() for rank in self.procs] else 1)
 
 
 def _fail(trainer: Trainer, error: Exception) -> NoReturn:
@@ -207,12 +207,8 @@ def _fail(trainer: Trainer, error: Exception) -> NoReturn:
         with contextlib.suppress(Exception):
             logger.finalize("failed")
     flush()
-    leave(_status(rank.poll() for rank in started_ranks))
-
-
-def _status(ranks: Iterable[int | None]) -> int:
-    """That of this rank, given those of the ranks it started: one of them may have been asked to stop."""
-    return STOPPED if STOPPED in ranks else 1
+    # One of the others may have been asked to stop.
+    leave(STOPPED if STOPPED in [rank.poll() for rank in started_ranks] else 1)
 
 
 StrategyRegistry.register(

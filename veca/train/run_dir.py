@@ -30,7 +30,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback, TQDMProgressBar
 from lightning.pytorch.callbacks.progress.tqdm_progress import Tqdm
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
-from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
+from lightning.pytorch.utilities import rank_zero_only
 from safetensors.torch import save_file
 
 from veca.train.checkpointing import remove_leftovers
@@ -216,14 +216,6 @@ class ValidateAfterFirstEpoch(Callback):
         if self._every is None:
             self._every = trainer.check_val_every_n_epoch
         trainer.check_val_every_n_epoch = 1 if trainer.current_epoch == 0 else self._every
-
-
-class StudentSize(Callback):
-    """Says how large the student is. Lightning's table takes a dozen lines, and counts 0 FLOPs."""
-
-    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        count = sum(parameter.numel() for parameter in pl_module.parameters())
-        rank_zero_info(f"the student has {count:,} parameters, {4 * count / 1e6:,.1f} MB in float32")
 
 
 class RunProgress(TQDMProgressBar):
