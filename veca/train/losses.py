@@ -44,8 +44,8 @@ def cosine_distance(student: Tensor, teacher: Tensor) -> Tensor:
     student, teacher = _at_least_float32(student, teacher)
     # Dividing the dot product, not the vectors, keeps one full-size temporary instead of three.
     dot = (student * teacher).sum(-1)
-    ours, theirs = (torch.linalg.vector_norm(each, dim=-1).clamp_min(NORM_EPS) for each in (student, teacher))
-    return (1 - dot / (ours * theirs)).mean()
+    norms: list[Tensor] = [torch.linalg.vector_norm(each, dim=-1) for each in (student, teacher)]
+    return (1 - dot / (norms[0].clamp_min(NORM_EPS) * norms[1].clamp_min(NORM_EPS))).mean()
 
 
 def _at_least_float32(student: Tensor, teacher: Tensor) -> tuple[Tensor, Tensor]:
