@@ -15,8 +15,6 @@ from typing import Any, ClassVar
 
 from jsonargparse import ArgumentParser, DefaultHelpFormatter, Namespace
 
-_SWITCH_VALUES = ("true", "false")
-
 
 class _AsTyped(DefaultHelpFormatter):
     """Options with dashes, bare words without, and nothing about types."""
@@ -67,12 +65,9 @@ class VerbParser:
         self._parser = ArgumentParser(prog=name, exit_on_error=False, formatter_class=form)
         self._parser.add_function_arguments(function, as_positional=False)
         self._actions = {action.dest: action for action in self._parser._actions if action.dest != "help"}
+        self.help = self._parser.format_help  # the options, each as it is typed
         words = "".join(f" {self._bare(field)}" for field in self.inputs)
         self._parser.usage = f"{name}{words} [--option value …]\n\nexample: {example}"
-
-    def help(self) -> str:
-        """The options, each as it is typed."""
-        return self._parser.format_help()
 
     def parse(self, words: Sequence[str]) -> dict[str, Any]:
         """The arguments of the function; ValueError says what to type instead."""
@@ -101,7 +96,7 @@ class VerbParser:
                     left.pop(0)  # its value; where it is a bare word, no harm is done: nothing will run
                 continue
             if not equals and self._is_switch(field):
-                value = left.pop(0) if left and left[0] in _SWITCH_VALUES else "true"
+                value = left.pop(0) if left and left[0] in ("true", "false") else "true"
             elif not equals:
                 if not left:
                     raise ValueError(f"{flag} needs a value (see {self.name} --help).")

@@ -6,6 +6,7 @@ wrong with each kind is for its own readers to say, with all that they refuse; n
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import yaml
@@ -54,7 +55,8 @@ def _parts(path: Path) -> list[tuple[Path, Callable[[Path], list[str]]]]:
 
 def _kind(path: Path) -> Callable[[Path], list[str]] | None:
     if path.is_file():
-        return {".ckpt": _checkpoint_problems, ".pt": _model_problems}.get(path.suffix)
+        reader = {".ckpt": _read_checkpoint, ".pt": load_model}.get(path.suffix)
+        return partial(_refusal, reader) if reader else None
     for names, find_problems in _KINDS:
         if any((path / name).exists() for name in names):
             return find_problems
@@ -67,11 +69,6 @@ def _dataset_problems(folder: Path) -> list[str]:
     problems: list[str] = []
     problems += _refusal(lambda path: problems.extend(check_dataset(path)), folder)
     return problems
-
-
-def _model_problems(path: Path) -> list[str]:
-    """Checksum, whole and finite tensors, and that they fit the sizes of the config."""
-    return _refusal(load_model, path)
 
 
 def _run_problems(folder: Path) -> list[str]:
@@ -99,7 +96,7 @@ def _checkpoints_problems(folder: Path) -> list[str]:
     problems: list[str] = []
     good: list[tuple[int, float, Path]] = []
     for path in sorted(folder.glob("*.ckpt")):
-        found = _checkpoint_problems(path)
+        found = _refusal(_read_checkpoint, path)
         problems += found
         if not found:
             good.append((read_step(path), path.stat().st_mtime, path))
@@ -111,13 +108,10 @@ def _checkpoints_problems(folder: Path) -> list[str]:
     return problems
 
 
-def _checkpoint_problems(path: Path) -> list[str]:
-    def read(path: Path) -> None:
-        read_step(path)
-        if problem := content_problem(path):
-            raise ValueError(problem)
-
-    return _refusal(read, path)
+def _read_checkpoint(path: Path) -> None:
+    read_step(path)
+    if problem := content_problem(path):
+        raise ValueError(problem)
 
 
 def _refusal(read: Callable[[Path], object], path: Path) -> list[str]:
@@ -133,6 +127,6 @@ def _refusal(read: Callable[[Path], object], path: Path) -> list[str]:
 
 _KINDS = (
     ((INDEX_NAME,), _dataset_problems),
-    ((WEIGHTS_NAME, CONFIG_NAME), _model_problems),
+    ((WEIGHTS_NAME, CONFIG_NAME), partial(_refusal, load_model)),
     ((RECIPE_NAME, METRICS_NAME, "checkpoints"), _run_problems),
 )

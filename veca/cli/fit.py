@@ -28,13 +28,7 @@ from veca.train.checkpointing import LastCheckpoint, RunCheckpoint, SafeCheckpoi
 from veca.train.distill import Distill
 from veca.train.preemption import StopWhenAsked
 from veca.train.recipe import find_problems, recipe_problems, refuse, trainer_problems
-from veca.train.run_dir import (
-    RunFiles,
-    RunProgress,
-    StudentSize,
-    run_loggers,
-    sole_run,
-)
+from veca.train.run_dir import RunFiles, RunProgress, run_loggers, sole_run
 from veca.train.slurm import (
     cluster_problems,
     device_problems,
@@ -50,7 +44,6 @@ from veca.utils.process import stop_signals
 from veca.utils.recipes import spell_out_recipes
 
 GROUPS = ("trainer", "model", "model.optimization", "data")
-CHECKED = tuple(inspect.signature(recipe_problems).parameters)
 
 
 class RunTrainer(Trainer):
@@ -106,7 +99,8 @@ class VecaCLI(LightningCLI):
         if empty:  # the parser takes a group without keys for a value of its own
             return [f"{group}: has no keys. Give some, or leave the line out." for group in empty]
         model, trainer = config.model, config.trainer
-        values = {key: model[key] for key in CHECKED if key != "optimization"}
+        checked = inspect.signature(recipe_problems).parameters.keys() - {"optimization"}
+        values = {key: model[key] for key in checked}
         problems = recipe_problems(optimization=Optimization(**model.optimization.as_dict()), **values)
         problems += origin_problems(model.teacher, config.data.targets)
         problems += trainer_problems(
@@ -158,8 +152,6 @@ class VecaCLI(LightningCLI):
             stop_signals.let_go()
         if config.trainer.enable_progress_bar is not False:
             callbacks.append(RunProgress())
-        if config.trainer.enable_model_summary is not False:
-            callbacks.append(StudentSize())
         plugins = [*_listed(given.plugins), SafeCheckpointIO(), *slurm_environment()]
         kwargs |= {"callbacks": callbacks, "plugins": plugins, "enable_model_summary": False}
         trainer = super().instantiate_trainer(**kwargs)
@@ -167,6 +159,12 @@ class VecaCLI(LightningCLI):
         if config.trainer.logger is None and not config.trainer.fast_dev_run:
             trainer.loggers = run_loggers(self._folder, wandb_project=config.wandb_project)
         return trainer
+
+    def before_fit(self) -> None:
+        """Says how large the student is. Lightning's table takes a dozen lines, and counts 0 FLOPs."""
+        if self.config[self.subcommand].trainer.enable_model_summary is not False:
+            count = sum(parameter.numel() for parameter in self.model.parameters())
+            rank_zero_info(f"the student has {count:,} parameters, {4 * count / 1e6:,.1f} MB in float32")
 
     @property
     def _folder(self) -> Path:
@@ -236,8 +234,7 @@ def _run_folder(config: Namespace) -> Path:
 
 def _ckpt_problems(given: str | None, checkpoints: Path) -> list[str]:
     """A checkpoint to go on from that is not there; what `last` stands for is found later."""
-    path = _named_checkpoint(given or "last", checkpoints)
-    if given in (None, "last") or path.is_file():
+    if given is None or given == "last" or (path := _named_checkpoint(given, checkpoints)).is_file():
         return []
     return [f"ckpt_path = {given}: there is no {path}. `last` finds a run's newest checkpoint."]
 
@@ -248,19 +245,14 @@ def _named_checkpoint(given: str, checkpoints: Path) -> Path:
 
 def _resolve_ckpt_path(given: str | None, checkpoints: Path, *, may_be_missing: bool) -> Path | None:
     """`last` is the newest intact checkpoint of the run's folder; where there is none yet, the beginning."""
-    if given is None:
-        return None
-    path = _named_checkpoint(given, checkpoints)
-    if given == "last":
-        found = newest_intact(checkpoints)
-        if found is None and may_be_missing:
-            rank_zero_info(f"no checkpoint in {checkpoints} yet: the run starts from its beginning.")
-            return None
-        path = found or last_path(checkpoints)
-        rank_zero_info(f"continuing from {path}.")
-    if not path.is_file():
-        raise FileNotFoundError(f"ckpt_path = {given}: there is no {path}.")
-    return path
+    if given != "last":
+        return None if given is None else _named_checkpoint(given, checkpoints)
+    found = newest_intact(checkpoints)
+    if found is None and not may_be_missing:
+        raise FileNotFoundError(f"ckpt_path = last: there is no {last_path(checkpoints)}.")
+    beginning = f"no checkpoint in {checkpoints} yet: the run starts from its beginning."
+    rank_zero_info(f"continuing from {found}." if found else beginning)
+    return found
 
 
 def _listed(given: Any) -> list[Any]:

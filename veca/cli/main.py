@@ -1,12 +1,14 @@
-"""The verbs of the `veca` command. Each is one row here; the work is in the module it names."""
+"""The `veca` command. Each verb is a row of verbs.toml, whose module is imported when it is typed."""
 
 import os
 import sys
-from collections.abc import Mapping
+import tomllib
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from difflib import get_close_matches
 from importlib import import_module
 from importlib.metadata import version
+from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -17,133 +19,20 @@ from veca.utils.process import KIND, TRACEBACK, keep_memory, message, stop_signa
 
 
 class Verb(NamedTuple):
-    """What a verb runs (`module:function`), and what its help says."""
+    """A row of verbs.toml, which says what the fields mean."""
 
     target: str
     summary: str
-    example: str  # what is typed behind `veca VERB`
-    inputs: tuple[str, ...] = ()  # parameters that bare words give, in order
-    defaults: Mapping[str, str] = MappingProxyType({})  # of parameters that the function itself requires
+    example: str = ""
+    inputs: Sequence[str] = ()
+    defaults: Mapping[str, str] = MappingProxyType({})
 
 
-_RUN = "--config runs/a/config.yaml --ckpt_path best"
-_PROBE = "data/photos --model my-model"
-_NANO = {"model": "nano"}  # where none is named
-_PICTURES = {
-    "contributions": "which cores each patch feeds, as colour: layers × budgets",
-    "cores": "similarity of cores to all patches",
-    "similarity": "similarity of all patches to chosen points",
-    "dense": "dense features over resolutions",
-    "paths": "where each core sits, layer by layer",
-}
-
-# In the order in which a user meets them. Imported on use, so that --help answers at once.
-VERBS = {
-    "data": Verb("veca_data.cli:main", "images → shards → cached targets", "shards photos --out shards"),
-    "plan": Verb(
-        "veca.bench.plan:plan",
-        "GPU hours, memory and storage of a recipe",
-        "recipes/pretrain_base.yaml",
-        ("recipe",),
-    ),
-    "fit": Verb("veca.cli.fit:main", "train: one recipe, one run", "--config cpu_tiny"),
-    "validate": Verb("veca.cli.fit:main", "losses over resolutions × budgets, on the val shards", _RUN),
-    "test": Verb("veca.cli.fit:main", "the same on the test shards", _RUN),
-    "predict": Verb("veca.cli.fit:main", "features of the val shards, into the run's folder", _RUN),
-    "check": Verb(
-        "veca.cli.check:check",
-        "whether a run, a model, shards, a cache or a checkpoint is whole",
-        "runs/a",
-        ("path",),
-    ),
-    "report": Verb("veca.report:report", "one HTML file about a run", "runs/a", ("run_dir",)),
-    "convert": Verb(
-        "veca.checkpoint:convert",
-        "a run's .ckpt or the authors' .pt → a model's folder",
-        "runs/a/checkpoints/best.ckpt --out my-model",
-        ("checkpoint", "out"),
-    ),
-    "features": Verb(
-        "veca.features:features",
-        "global and dense features of images or shards",
-        "photos --out features",
-        ("images",),
-        _NANO,
-    ),
-    "export": Verb(
-        "veca.export:export",
-        "one budget as ONNX or torch.export, read back and compared",
-        "--model my-model --budget 32 --out small-32.onnx",
-    ),
-    "page": Verb("veca.page:page", "a local web page where one moves the budget", ""),
-    "probe knn": Verb("veca.probes.classify:knn", "nearest neighbours", _PROBE, ("data",)),
-    "probe linear": Verb("veca.probes.classify:linear", "a linear classifier", _PROBE, ("data",)),
-    "probe segment": Verb("veca.probes.segment:segment", "a linear segmentation head", _PROBE, ("data",)),
-    "probe depth": Verb("veca.probes.depth:depth", "a linear depth head", _PROBE, ("data",)),
-    **{
-        f"figures {kind}": Verb(
-            f"veca.figures.pictures:{kind}", summary, f"photo.jpg --out {kind}.png", ("image",), _NANO
-        )
-        for kind, summary in _PICTURES.items()
-    },
-    "figures elastic": Verb(
-        "veca.figures.curves:elastic",
-        "a probe against the budget",
-        "knn.json --out knn.svg",
-        ("results",),
-    ),
-    "figures cost": Verb(
-        "veca.figures.curves:cost", "FLOPs and latency against resolution", "--out cost.svg"
-    ),
-    "figures analysis": Verb(
-        "veca.figures.analysis:analysis",
-        "redundancy, stability, semantics and isotropy of cores",
-        "photos --out analysis",
-        ("images",),
-        _NANO,
-    ),
-    "bench all": Verb("veca.bench.harness:run_all", "every benchmark, as one table and one JSON", ""),
-    "bench check": Verb("veca.bench.harness:check", "the same, compared with docs/bench.json", ""),
-    "bench attention": Verb("veca.bench.model:attention", "one layer's attention beside DINOv3's", ""),
-    "bench model": Verb("veca.bench.model:model", "the whole small model beside its peers", ""),
-    "bench scale": Verb("veca.bench.training:scale", "images/s of two ranks beside one", ""),
-    "bench loop": Verb("veca.bench.training:loop", "what Lightning's loop costs over a bare one", ""),
-    "bench loader": Verb("veca.bench.data:loader", "images/s of the loader", ""),
-    "bench pixels": Verb("veca.bench.data:pixels", "images/s of decoding and augmenting", "", ("photos",)),
-    "bench cache": Verb("veca.bench.training:cache", "cached targets beside a live teacher", ""),
-    "bench probe": Verb("veca.bench.training:probe", "thirteen rates at once, against one by one", ""),
-    "bench shards": Verb("veca.bench.data:shards", "speed of making shards", "", ("folder",)),
-}
-GROUPS = {
-    "probe": "what frozen features are worth",
-    "figures": "pictures of what a model sees, and numbers about its cores",
-    "bench": "how fast, as ratios taken in one run",
-}
+_TABLE = tomllib.loads(Path(__file__).with_name("verbs.toml").read_text(encoding="utf-8"))
+VERBS = {name: Verb(**row) for name, row in _TABLE["verbs"].items()}
+GROUPS: dict[str, str] = _TABLE["groups"]
 FORMER = {"bench plan": ["plan"]}  # old spellings, until version 0.3
 RUNS = ("fit", "validate", "test", "predict")
-RUN_HELP = """\
-usage: veca {verb} --config RECIPE [--key value …]
-
-example: veca {verb} {example}
-
-RECIPE is a YAML file or the name of a packaged one. Every key of it can be overridden here, with dots between
-its parts; several --config are read in order, the later one's keys over the earlier one's. The run's
-config.yaml says what it came to.
-
-  --ckpt_path last                      go on from the run's newest intact checkpoint (also best, or a file)
-  --trainer.default_root_dir runs/a     the run's folder
-  --trainer.max_steps 1000              optimizer steps
-  --trainer.devices 2                   devices on this machine; auto takes all GPUs
-  --trainer.precision auto              bf16 where the machine multiplies it fast, else float32
-  --model.size small                    tiny, small, small_plus, base, large
-  --model.optimization.lr 4e-4          learning rate after warmup
-  --model.init_from my-model            start from these weights
-  --data.sources data/images            shards to read
-  --data.resolutions.batch_size 32      images per device and pass
-  --checkpoint_every 1000               optimizer steps between two last.ckpt
-  --wandb_project NAME                  also log to Weights & Biases
-
-veca {verb} --help-keys lists all keys with their meaning (some seconds, some hundred lines)."""
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -168,7 +57,8 @@ def _run(args: list[str], *, ends_process: bool) -> None:
         raise SystemExit(_unknown(name))
     asks_help = any(word in ("-h", "--help") for word in rest)
     if name in RUNS and asks_help:
-        print(RUN_HELP.format(verb=name, example=VERBS[name].example))
+        text = Path(__file__).with_name("run_help.txt").read_text(encoding="utf-8")
+        print(text.rstrip().format(verb=name, example=VERBS[name].example))
         return
     catching = stop_signals.caught(ends_process=ends_process) if name in RUNS else nullcontext()
     keep_memory()

@@ -7,15 +7,14 @@ A parameter without a gradient keeps its weight, moments and step count, bit for
 The paper used the dion library, which installs from its repository only: it is taken where it can be
 imported, ours otherwise.
 
-Which algorithm owns which parameter, for a Veca and for a plain ViT alike: NorMuon takes the weight of every
-`nn.Linear` inside a block, except the last linear of the last block (its FFN output); AdamW takes everything
-else. Blocks are those elements of an `nn.ModuleList` that hold linears without being one: a list of bare
-linears (the coordinate heads) is no list of blocks. What stands outside the blocks (patch embedding, output
-projection) is AdamW's.
+NorMuon takes the weight of every `nn.Linear` inside a block, of a Veca and of a plain ViT alike, except the
+last linear of the last block (its FFN output); AdamW takes everything else. Blocks are those elements of an
+`nn.ModuleList` that hold linears without being one: a list of bare linears (the coordinate heads) is no list
+of blocks. What stands outside the blocks (patch embedding, output projection) is AdamW's.
 """
 
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple, overload
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -81,21 +80,30 @@ def make_optimizer(
     """
     if backend not in ("auto", "veca", "dion"):
         raise ValueError(f"backend must be one of auto, veca, dion; got {backend!r}. Try auto.")
-    make_dion = None if backend == "veca" else _find_dion()
-    if backend == "dion" and make_dion is None:
+    normuon = None if backend == "veca" else _find_dion()
+    if backend == "dion" and normuon is None:
         raise ValueError(
             'backend "dion" needs the dion library, which cannot be imported. '
             f'Install it with `{DION}`, or choose backend "veca".'
         )
-    make = NorMuonAdamW if make_dion is None else make_dion
-    return make(
-        split,
-        lr=lr,
-        weight_decay=weight_decay,
-        momentum=momentum,
-        beta2=beta2,
-        betas=betas,
-        bf16_on_cpu=bf16_on_cpu,
+    common: dict[str, Any] = {"lr": lr, "weight_decay": weight_decay, "betas": betas}
+    if normuon is None:
+        return NorMuonAdamW(split, momentum=momentum, beta2=beta2, bf16_on_cpu=bf16_on_cpu, **common)
+    return normuon(
+        [
+            {"params": _parameters(split.matrices), "cautious_wd": True},
+            {"params": _parameters(split.rest), "algorithm": "adamw", "cautious_wd": False},
+        ],
+        distributed_mesh=dist.group.WORLD if num_ranks() > 1 else None,
+        mu=momentum,
+        muon_beta2=beta2,
+        epsilon=ADAMW_EPS,
+        nesterov=True,
+        adjust_lr="rms_norm",
+        flatten=False,
+        # dion's own default coefficients differ slightly; its second argument is its own epsilon.
+        newton_schulz_func=lambda updates, epsilon: polar_express(updates, bf16_on_cpu=bf16_on_cpu),
+        **common,
     )
 
 
@@ -121,14 +129,8 @@ class NorMuonAdamW(torch.optim.Optimizer):
         ]
         super().__init__(groups, {"lr": lr, "weight_decay": weight_decay})
 
-    @overload
-    def step(self, closure: None = None) -> None: ...
-
-    @overload
-    def step(self, closure: Callable[[], float]) -> float: ...
-
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+    def step(self, closure: Callable[[], float] | None = None) -> Any:
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -187,34 +189,11 @@ class NorMuonAdamW(torch.optim.Optimizer):
 
 
 def _find_dion() -> Callable[..., torch.optim.Optimizer] | None:
-    """A maker with the arguments of NorMuonAdamW, or None where dion cannot be imported."""
     try:
         from dion import NorMuon
     except ImportError:
         return None
-
-    def make(
-        split: ParameterSplit, *, momentum: float, beta2: float, bf16_on_cpu: bool, **common: Any
-    ) -> torch.optim.Optimizer:
-        optimizer: torch.optim.Optimizer = NorMuon(
-            [
-                {"params": _parameters(split.matrices), "cautious_wd": True},
-                {"params": _parameters(split.rest), "algorithm": "adamw", "cautious_wd": False},
-            ],
-            distributed_mesh=dist.group.WORLD if num_ranks() > 1 else None,
-            mu=momentum,
-            muon_beta2=beta2,
-            epsilon=ADAMW_EPS,
-            nesterov=True,
-            adjust_lr="rms_norm",
-            flatten=False,
-            # dion's own default coefficients differ slightly; its second argument is its own epsilon.
-            newton_schulz_func=lambda updates, epsilon: polar_express(updates, bf16_on_cpu=bf16_on_cpu),
-            **common,  # lr, weight_decay, betas
-        )
-        return optimizer
-
-    return make
+    return NorMuon  # type: ignore[no-any-return]  # the library is not typed
 
 
 def _parameters(named: NamedParameters) -> list[nn.Parameter]:

@@ -57,7 +57,16 @@ def normuon_step(
     With several ranks all must call this with the same weights, and a gradient is there on all or on none.
     """
     active = [weight for weight in weights if weight.grad is not None]
-    _accumulate_momentum(active, state, momentum=momentum)
+    for weight in active:
+        if not state[weight]:
+            state[weight] = {
+                "momentum": torch.zeros_like(weight),
+                "second_moment": weight.new_zeros(weight.size(0), 1),
+            }
+    if active:
+        buffers = [state[weight]["momentum"] for weight in active]
+        torch._foreach_mul_(buffers, momentum)
+        torch._foreach_add_(buffers, _grads(active))
     directions = _directions(weights, state, momentum=momentum, bf16_on_cpu=bf16_on_cpu)
     for same in _by_shape(active):
         rows = _normalise_rows(
@@ -65,7 +74,12 @@ def normuon_step(
             [state[weight]["second_moment"] for weight in same],
             beta2=beta2,
         )
-        _apply(same, rows, lr=lr, weight_decay=weight_decay)
+        # Cautious decay with the base rate, then the step with the rate adjusted to the shape.
+        stacked = torch.stack(same)
+        decayed = torch.where(stacked * rows >= 0, stacked, 0)
+        adjusted_lr = lr * 0.2 * math.sqrt(max(same[0].shape))
+        steps = rows.mul_(adjusted_lr).add_(decayed, alpha=lr * weight_decay)
+        torch._foreach_sub_(same, steps.unbind())
 
 
 def polar_express(updates: Tensor, *, bf16_on_cpu: bool = False) -> Tensor:
@@ -101,19 +115,6 @@ def owners(shapes: Sequence[torch.Size], *, num_ranks: int) -> list[int]:
 
 def num_ranks() -> int:
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
-
-
-def _accumulate_momentum(active: Sequence[Tensor], state: State, *, momentum: float) -> None:
-    for weight in active:
-        if not state[weight]:
-            state[weight] = {
-                "momentum": torch.zeros_like(weight),
-                "second_moment": weight.new_zeros(weight.size(0), 1),
-            }
-    if active:
-        buffers = [state[weight]["momentum"] for weight in active]
-        torch._foreach_mul_(buffers, momentum)
-        torch._foreach_add_(buffers, _grads(active))
 
 
 def _directions(
@@ -179,15 +180,6 @@ def _normalise_rows(directions: Tensor, second_moments: list[Tensor], *, beta2: 
     directions.div_(second_moment.sqrt_().add_(ROW_EPS))
     # A zero update stays zero: without the clamp its norm would divide 0 by 0.
     return directions.mul_(norm / _frobenius(directions).clamp_min(torch.finfo(norm.dtype).tiny))
-
-
-def _apply(weights: list[Tensor], directions: Tensor, *, lr: float, weight_decay: float) -> None:
-    """Cautious decay with the base rate, then the step with the rate adjusted to the shape."""
-    stacked = torch.stack(weights)
-    decayed = torch.where(stacked * directions >= 0, stacked, 0)
-    adjusted_lr = lr * 0.2 * math.sqrt(max(weights[0].shape))
-    steps = directions.mul_(adjusted_lr).add_(decayed, alpha=lr * weight_decay)
-    torch._foreach_sub_(weights, steps.unbind())
 
 
 def _by_shape(weights: Iterable[Tensor]) -> list[list[Tensor]]:

@@ -92,7 +92,6 @@ class Optimization:
             backend=self.backend,
             bf16_on_cpu=bf16_on_cpu,
         )
-
         return optimizer, LambdaLR(
             optimizer, lambda step: self.rate(step, warmup=warmup, max_steps=max_steps) / self.lr
         )

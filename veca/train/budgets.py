@@ -4,9 +4,8 @@ The draws are functions of (seed, step). The main process makes them and shares 
 in blocks, well ahead of need: prefetching loaders ask for steps that training has not reached, and no
 step waits for a broadcast.
 
-`join` says in one place what trainer, data and model must know of each other before the first batch. It is
-called once the three have met, so it serves a recipe and objects made by hand alike. A trainer that fits
-again, or another model, is joined again: nothing is counted twice.
+`join` says in one place what trainer, data and model must know of each other before the first batch, for a
+recipe and for objects made by hand alike. A trainer that fits again, or another model, is joined again.
 """
 
 import logging

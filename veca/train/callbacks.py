@@ -6,14 +6,10 @@ of every step, and before step 1, so that all steps take their own time. Elsewhe
 one graph for all budgets and sizes, on first use.
 
 A run whose numbers are not finite ends, on all ranks alike, and leaves its last good checkpoint as it is.
-
-Two things are looked at. Each loss leaves a mark on the device if it is not finite. Weights and optimizer
-state are looked at as a whole, and with them every gradient there was: momenta keep a NaN for ever. A
-gradient that the step does not use, as with float16's loss scaling, is no fault.
-
-The device is read only where it is waited for anyway: when metrics are logged and before a checkpoint is
-written. All ranks pass these points alike, and agree there; one that stopped alone would leave the others
-waiting, or writing.
+Each loss leaves a mark on the device; weights and optimizer state are looked at as a whole, and with them
+every gradient there was: momenta keep a NaN for ever. A gradient that the step does not use, as with
+float16's loss scaling, is no fault. The device is read only where it is waited for anyway: when metrics are
+logged and before a checkpoint is written. All ranks pass these points alike, and agree: none stops alone.
 """
 
 import time
@@ -113,23 +109,19 @@ class NanGuard(Callback):
         if bad := {rank: step for rank, step in enumerate(firsts) if step >= 0}:
             rank = min(bad, key=lambda rank: bad[rank])
             problem = f"the loss of rank {rank} is not finite since step {bad[rank]}"
-        last = trainer.strategy.broadcast(_last_good(trainer) if trainer.is_global_zero else None)
+        last = None
+        for each in trainer.checkpoint_callbacks:  # a run's are all in one folder
+            if trainer.is_global_zero and isinstance(each, ModelCheckpoint) and each.dirpath:
+                with suppress(ValueError):  # none is intact
+                    last = newest_intact(Path(each.dirpath))
+                break
+        last = trainer.strategy.broadcast(last)
         raise FloatingPointError(
             f"{problem or 'another rank has numbers that are not finite'} (now at step "
             f"{trainer.global_step}; nothing of it was saved). The last good checkpoint is {last or 'none'}. "
             "Continue from there with a lower model.optimization.lr, with trainer.gradient_clip_val, or with "
             "data that are mended."
         )
-
-
-def _last_good(trainer: Trainer) -> str | None:
-    """The newest checkpoint that the run could continue from."""
-    for each in trainer.checkpoint_callbacks:  # a run's are all in one folder
-        if isinstance(each, ModelCheckpoint) and each.dirpath:
-            with suppress(ValueError):  # none is intact
-                found = newest_intact(Path(each.dirpath))
-                return None if found is None else str(found)
-    return None
 
 
 class CompileModels(Callback):

@@ -6,9 +6,7 @@ RUN/checkpoints/best.ckpt    the lowest validation loss
 
 A crash or a full disk leaves the previous file as it was (`files.py`); last-1.ckpt is a link to what was
 last.ckpt, no copy. A save that fails ends the run with what to do: hours without a checkpoint may be lost.
-
-Checkpoints with numbers that are not finite are not written (`callbacks.py`), and one that is there
-nevertheless is not read: whatever continues from it stays lost.
+Numbers that are not finite are neither written (`callbacks.py`) nor read: what goes on from them stays lost.
 """
 
 import logging

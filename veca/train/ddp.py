@@ -5,10 +5,9 @@ step; here they stay out of DDP's buckets and the strategy averages the active o
 ranks together where one of them alone meets a fault: a checkpoint that only rank 0 fails to write, or one
 that ranks read differently.
 
-A rank that fails must be gone at once: the others wait for it in a collective, and NCCL lets them wait for
-the process group's timeout. Lightning lets an exception travel to the end of the process, where giving back
-the process group waits for the others in turn. So a rank reports its failure here and leaves; the launcher of
-the machine (rank 0), srun or torchrun then end the others.
+A rank that fails must be gone at once: the others wait for it in a collective until the process group's
+timeout, and giving back the group, where Lightning's exception ends, waits for them in turn. So a rank
+reports its failure here and leaves; the machine's launcher (rank 0), srun or torchrun then end the others.
 """
 
 import contextlib
@@ -16,7 +15,7 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, NoReturn
@@ -69,10 +68,10 @@ class BroadcastBudgetStrategy(DDPStrategy):
         # forwards, and a validation batch may be empty. (An attribute: torch renamed the argument.)
         assert isinstance(self.model, DistributedDataParallel)
         self.model.broadcast_buffers = False
-        if cores:
-            flat = _flatten_dense_tensors([parameter.data for parameter in cores.values()])
+        if values := [parameter.data for parameter in cores.values()]:
+            flat = _flatten_dense_tensors(values)
             torch.distributed.broadcast(flat, src=0)
-            _copy_back(flat, [parameter.data for parameter in cores.values()])
+            torch._foreach_copy_(values, list(_unflatten_dense_tensors(flat, values)))
 
     def optimizer_step(
         self, optimizer: Any, closure: Callable[[], Any], model: Any = None, **kwargs: Any
@@ -134,7 +133,7 @@ class BroadcastBudgetStrategy(DDPStrategy):
         if grads:
             flat = _flatten_dense_tensors(grads)
             torch.distributed.all_reduce(flat)
-            _copy_back(flat / self.world_size, grads)
+            torch._foreach_copy_(grads, list(_unflatten_dense_tensors(flat / self.world_size, grads)))
 
 
 def share_by(strategy: Strategy) -> Callable[[Tensor], Tensor]:
@@ -145,7 +144,6 @@ def share_by(strategy: Strategy) -> Callable[[Tensor], Tensor]:
             f"{type(strategy).__name__}. Budgets change the set of active cores in every step, and only "
             f"{STRATEGY_NAME} shares them. Try --trainer.strategy {STRATEGY_NAME}."
         )
-
     return strategy.broadcast
 
 
@@ -162,11 +160,6 @@ def core_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
         if isinstance(bank, CoreBank)
         for name, parameter in bank.named_parameters(prefix=prefix)
     }
-
-
-def _copy_back(flat: Tensor, tensors: list[Tensor]) -> None:
-    for tensor, value in zip(tensors, _unflatten_dense_tensors(flat, tensors), strict=True):
-        tensor.copy_(value)
 
 
 class RankLauncher(_SubprocessScriptLauncher):
@@ -197,7 +190,7 @@ class RankLauncher(_SubprocessScriptLauncher):
         time.sleep(PATIENCE)
         number, status = self.procs.index(failed[0]) + 1, failed[0].returncode
         say(f"rank {number} of this machine ended with status {status}, so all ranks end.")
-        leave(_status(rank.poll() for rank in self.procs))
+        leave(STOPPED if STOPPED in [rank.poll() for rank in self.procs] else 1)
 
 
 def _fail(trainer: Trainer, error: Exception) -> NoReturn:
@@ -214,12 +207,8 @@ def _fail(trainer: Trainer, error: Exception) -> NoReturn:
         with contextlib.suppress(Exception):
             logger.finalize("failed")
     flush()
-    leave(_status(rank.poll() for rank in started_ranks))
-
-
-def _status(ranks: Iterable[int | None]) -> int:
-    """That of this rank, given those of the ranks it started: one of them may have been asked to stop."""
-    return STOPPED if STOPPED in ranks else 1
+    # One of the others may have been asked to stop.
+    leave(STOPPED if STOPPED in [rank.poll() for rank in started_ranks] else 1)
 
 
 StrategyRegistry.register(

@@ -174,13 +174,12 @@ class Distill(LightningModule):
         features: Features = self.student(normalise(batch.images), budget=None)
         return features
 
-    def on_fit_start(self) -> None:
-        self.move_teacher()
-
     def move_teacher(self) -> None:
         """The teacher is no submodule, so Lightning does not move it."""
         if self.teacher is not None:
             self.teacher.to(self.device)
+
+    on_fit_start = move_teacher
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         if isinstance(self.student, Veca):

@@ -44,13 +44,8 @@ def cosine_distance(student: Tensor, teacher: Tensor) -> Tensor:
     student, teacher = _at_least_float32(student, teacher)
     # Dividing the dot product, not the vectors, keeps one full-size temporary instead of three.
     dot = (student * teacher).sum(-1)
-    norms = _clamped_norm(student) * _clamped_norm(teacher)
-    return (1 - dot / norms).mean()
-
-
-def _clamped_norm(vectors: Tensor) -> Tensor:
-    norm: Tensor = torch.linalg.vector_norm(vectors, dim=-1)
-    return norm.clamp_min(NORM_EPS)
+    norms: list[Tensor] = [torch.linalg.vector_norm(each, dim=-1) for each in (student, teacher)]
+    return (1 - dot / (norms[0].clamp_min(NORM_EPS) * norms[1].clamp_min(NORM_EPS))).mean()
 
 
 def _at_least_float32(student: Tensor, teacher: Tensor) -> tuple[Tensor, Tensor]:

@@ -17,6 +17,8 @@ from veca.train.ddp import any_rank
 from veca.train.slurm import requeue, under_slurm
 from veca.utils.process import STOPPED, stop_signals
 
+CONTINUE = "Continue it with the same command and --ckpt_path last (run folder {})."
+
 
 class Stopped(SystemExit):
     """The end of a run that was asked to stop. Not an error: all it had done is saved."""
@@ -47,7 +49,10 @@ class StopWhenAsked(Checkpoint):
         self._step = trainer.global_step
         if self._asked(trainer):
             trainer.save_checkpoint(self.path)
-            if not _validates_now(trainer):
+            fetcher = trainer.fit_loop._data_fetcher
+            assert fetcher is not None
+            # Whether a validation follows this step; Lightning has no public word for it.
+            if not trainer.fit_loop.epoch_loop._should_check_val_fx(fetcher):
                 trainer._logger_connector.update_train_step_metrics()  # Lightning would after this hook
                 self._stop(trainer)
 
@@ -58,7 +63,8 @@ class StopWhenAsked(Checkpoint):
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         if self._step is not None and self.path.exists() and not isinstance(exception, Stopped):
-            _say(f"the run ended at step {trainer.global_step}. {_how_to_continue(trainer)}")
+            way_on = CONTINUE.format(trainer.default_root_dir)
+            _say(f"the run ended at step {trainer.global_step}. {way_on}")
 
     def _asked(self, trainer: Trainer) -> bool:
         if trainer.global_step >= trainer.estimated_stepping_batches:
@@ -67,28 +73,16 @@ class StopWhenAsked(Checkpoint):
 
     def _stop(self, trainer: Trainer) -> None:
         """All ranks leave together, when SLURM has answered: the first to end could end the job."""
-        answer = (False, "")
-        if trainer.is_global_zero and under_slurm():
-            answer = requeue()
+        answer = requeue() if trainer.is_global_zero and under_slurm() else (False, "")
         again, sentence = trainer.strategy.broadcast(answer)
         name = stop_signals.received.name if stop_signals.received else "a signal to another rank"
         _say(f"asked to stop by {name}: step {trainer.global_step} is saved in {self.path}.")
-        _say(f"{sentence}; it continues from there." if again else f"{sentence} {_how_to_continue(trainer)}")
+        way_on = CONTINUE.format(trainer.default_root_dir)
+        _say(f"{sentence}; it continues from there." if again else f"{sentence} {way_on}")
         if again and trainer.global_step <= self._first + 1:
             _say("it came before the first step was done: is the job's --time longer than --signal's?")
         # Others than rank 0 end well: a launcher kills rank 0 when one of its children fails.
         raise Stopped(STOPPED if trainer.is_global_zero else 0)
-
-
-def _validates_now(trainer: Trainer) -> bool:
-    """Whether a validation follows the step that has just ended; Lightning has no public word for it."""
-    fetcher = trainer.fit_loop._data_fetcher
-    assert fetcher is not None
-    return trainer.fit_loop.epoch_loop._should_check_val_fx(fetcher)
-
-
-def _how_to_continue(trainer: Trainer) -> str:
-    return f"Continue it with the same command and --ckpt_path last (run folder {trainer.default_root_dir})."
 
 
 @rank_zero_only

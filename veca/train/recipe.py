@@ -140,8 +140,11 @@ def recipe_problems(
 ) -> list[str]:
     """Every value of the model part of a recipe that cannot be right; nothing is built to find them."""
     problems = [f"model.optimization: {line}" for line in optimization.problems()]
+    overrides = size_overrides or {}
     try:
-        known = student_budgets(size, size_overrides or {}, attention)
+        if attention == "full":
+            control_shape(size, overrides)
+        known = (NUM_GLOBAL,) if attention == "full" else resolve_size(size, overrides).budgets
         problems += [f"model.budgets: {line}" for line in BudgetSchedule(budgets).problems(known)]
         problems += [
             f"model.val_budgets: budget {budget} is not one of {', '.join(map(str, known))}."
@@ -158,14 +161,6 @@ def recipe_problems(
     if seed < 0:
         problems.append(f"model.seed = {seed}: must not be negative. Try 42.")
     return problems
-
-
-def student_budgets(size: str, overrides: dict[str, Any], attention: str) -> tuple[int, ...]:
-    """The budgets a student of this size will have."""
-    if attention == "full":
-        control_shape(size, overrides)
-        return (NUM_GLOBAL,)
-    return resolve_size(size, overrides).budgets
 
 
 def _sentence(message: str, key: str, known_keys: Sequence[str]) -> str:

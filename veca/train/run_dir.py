@@ -3,8 +3,8 @@
 RUN/config.yaml      the recipe with every default filled in
 RUN/metrics.csv      one row per value: step, name, value; appended to, never rewritten
 RUN/events.*         the same for TensorBoard
-RUN/environment.json where and with what each start of the run was made (`environment.py`)
-RUN/snapshots/       what the student saw of a few validation images, by step (`snapshots.py`)
+RUN/environment.json where and with what each start of the run was made (`snapshots.py`)
+RUN/snapshots/       what the student saw of a few validation images: step-000350.npz (`snapshots.py`)
 RUN/checkpoints/     last.ckpt, last-1.ckpt and best.ckpt (`checkpointing.py`)
 RUN/.lock            held by the run's main process for as long as it lives
 """
@@ -30,7 +30,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback, TQDMProgressBar
 from lightning.pytorch.callbacks.progress.tqdm_progress import Tqdm
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
-from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
+from lightning.pytorch.utilities import rank_zero_only
 from safetensors.torch import save_file
 
 from veca.train.checkpointing import remove_leftovers
@@ -127,21 +127,11 @@ class MetricsLog(Logger):
     A resumed run drops the rows past the step it resumes from, so that no step stands there twice.
     """
 
+    name = version = save_dir = ""
+
     def __init__(self, folder: Path) -> None:
         super().__init__()
-        self.folder = folder
-
-    @property
-    def name(self) -> str:
-        return ""
-
-    @property
-    def version(self) -> str:
-        return ""
-
-    @property
-    def save_dir(self) -> str:
-        return str(self.folder)
+        self.folder, self.save_dir = folder, str(folder)
 
     @rank_zero_only
     def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
@@ -226,14 +216,6 @@ class ValidateAfterFirstEpoch(Callback):
         if self._every is None:
             self._every = trainer.check_val_every_n_epoch
         trainer.check_val_every_n_epoch = 1 if trainer.current_epoch == 0 else self._every
-
-
-class StudentSize(Callback):
-    """Says how large the student is. Lightning's table takes a dozen lines, and counts 0 FLOPs."""
-
-    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        count = sum(parameter.numel() for parameter in pl_module.parameters())
-        rank_zero_info(f"the student has {count:,} parameters, {4 * count / 1e6:,.1f} MB in float32")
 
 
 class RunProgress(TQDMProgressBar):

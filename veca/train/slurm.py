@@ -24,9 +24,8 @@ def under_slurm(env: Mapping[str, str] = os.environ) -> bool:
 
 def slurm_environment() -> list[ClusterEnvironment]:
     """The plugin for a Trainer: Lightning's own handling of signals and requeueing is off."""
-    if TorchElasticEnvironment.detect() or not under_slurm():
-        return []
-    return [SLURMEnvironment(auto_requeue=False)]
+    uses_slurm = under_slurm() and not TorchElasticEnvironment.detect()
+    return [SLURMEnvironment(auto_requeue=False)] if uses_slurm else []
 
 
 def is_main_process(env: Mapping[str, str] = os.environ) -> bool:

@@ -1,11 +1,8 @@
 """What a run keeps for its report: where it was made, and what its student sees.
 
-RUN/environment.json          where and with what, one entry for each start of the run
-RUN/snapshots/step-000350.npz  a few validation images as the student sees them, after each validation
-
-A snapshot holds the images, the dense features at the full budget and the places of the cores at every layer,
-as plain arrays and in well under a megabyte: images shrink to MAX_SIDE, features to their best approximation
-of rank RANK, which is more than a picture of three colours can show.
+A snapshot holds a few validation images, their dense features at the full budget and the places of the cores
+at every layer, as plain arrays, in well under a megabyte: images shrink to MAX_SIDE, features to their best
+approximation of rank RANK, which is more than a picture of three colours can show.
 
 Nothing here draws a random number or talks to another rank: a run with pictures is the run without them.
 Neither does it end one. On a full disk the next checkpoint says what to do.
@@ -21,6 +18,7 @@ import subprocess
 import sys
 import zipfile
 import zlib
+from contextlib import suppress
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -42,7 +40,6 @@ from veca.types import Batch, Features
 from veca.utils.files import atomic_path, write_text_atomic
 
 ENVIRONMENT_NAME = "environment.json"
-FORMAT, VERSION = "veca-environment", 1
 PACKAGES = ("veca", "torch", "lightning", "transformers", "webdataset", "numpy")
 FOLDER_NAME = "snapshots"
 NUM_IMAGES = 4
@@ -105,13 +102,21 @@ class Snapshots(Callback):
         if not self._seen or not len(self._seen.images) or trainer.sanity_checking or not _writes(trainer):
             return
         assert isinstance(pl_module, Distill)
+        student, places = pl_module.student, torch.empty(0, len(self._seen.images), 0, 2)
         with trainer.precision_plugin.val_step_context():
-            snapshot = _take(pl_module, self._seen, step=trainer.global_step)
-        if snapshot is not None:
-            try:
-                write_snapshot(self.folder, snapshot)
-            except OSError as error:
-                log.warning("no snapshot of step %d in %s: %s", snapshot.step, self.folder, error)
+            images = normalise(self._seen.images.to(pl_module.device))
+            if isinstance(student, Veca):
+                features, places, _ = student.trace(images)
+            else:
+                features = student(images)
+        patches, places = features.patches.float().cpu(), places.float().cpu()
+        if not (patches.isfinite().all() and places.isfinite().all()):
+            return  # the run is about to stop with a message of its own
+        snapshot = pack(self._seen, features._replace(patches=patches), places, step=trainer.global_step)
+        try:
+            write_snapshot(self.folder, snapshot)
+        except OSError as error:
+            log.warning("no snapshot of step %d in %s: %s", snapshot.step, self.folder, error)
 
 
 def write_snapshot(folder: Path, snapshot: Snapshot) -> Path:
@@ -134,20 +139,6 @@ def read_snapshots(folder: Path) -> list[Snapshot]:
     return found
 
 
-def _take(model: Distill, batch: Batch, *, step: int) -> Snapshot | None:
-    """None when the features are not finite: the run is about to stop with a message of its own."""
-    student, images = model.student, normalise(batch.images.to(model.device))
-    places = torch.empty(0, len(images), 0, 2)
-    if isinstance(student, Veca):
-        features, places, _ = student.trace(images)
-    else:
-        features = student(images)
-    patches, places = features.patches.float().cpu(), places.float().cpu()
-    if not (patches.isfinite().all() and places.isfinite().all()):
-        return None
-    return pack(batch, features._replace(patches=patches), places, step=step)
-
-
 def pack(batch: Batch, features: Features, places: Tensor, *, step: int) -> Snapshot:
     """Images, patches and places on the CPU, made small: images by averaging over areas."""
     height, width = batch.images.shape[-2:]
@@ -155,12 +146,11 @@ def pack(batch: Batch, features: Features, places: Tensor, *, step: int) -> Snap
     size = max(1, round(height * scale)), max(1, round(width * scale))
     small = F.interpolate(batch.images.float(), size=size, mode="area").round().to(torch.uint8)
     left, sizes, right = torch.linalg.svd(features.patches.float(), full_matrices=False)
-    scores = (left * sizes[:, None])[..., :RANK]
     return Snapshot(
         step=step,
         keys=batch.keys,
         images=small.permute(0, 2, 3, 1).contiguous().numpy(),
-        scores=scores.contiguous().numpy(),
+        scores=(left * sizes[:, None])[..., :RANK].contiguous().numpy(),
         basis=right[:, :RANK].half().contiguous().numpy(),
         places=places.float().numpy(),
         grid=features.grid,
@@ -208,7 +198,7 @@ class RecordEnvironment(Callback):
         self.path = folder / ENVIRONMENT_NAME
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if not trainer.is_global_zero or trainer.fast_dev_run:  # type: ignore[attr-defined]
+        if not _writes(trainer):
             return
         start = {
             "started": datetime.now().astimezone().isoformat(timespec="seconds"),
@@ -222,7 +212,7 @@ class RecordEnvironment(Callback):
         }
         try:
             earlier = read_environment(self.path) if trainer.global_step else []
-            body = {"format": FORMAT, "version": VERSION, "starts": [*earlier, start]}
+            body = {"format": "veca-environment", "version": 1, "starts": [*earlier, start]}
             write_text_atomic(self.path, json.dumps(body, indent=1, ensure_ascii=False) + "\n")
         except (OSError, ValueError) as error:  # no reason to end a run
             log.warning("the environment of this start is not recorded: %s", error)
@@ -230,10 +220,14 @@ class RecordEnvironment(Callback):
 
 def gather() -> Start:
     """What is true of this process wherever it runs: versions, and the state of the code."""
+    packages = {}
+    for name in PACKAGES:
+        with suppress(PackageNotFoundError):
+            packages[name] = version(name)
     facts: Start = {
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "packages": {name: found for name in PACKAGES if (found := _version(name))},
+        "packages": packages,
     }
     root, here = Path(__file__).resolve().parents[2], git_state(Path.cwd())
     code = git_state(root) if (root / ".git").exists() else None  # an installed package has no commit
@@ -292,13 +286,6 @@ def _sentence(state: Any) -> str:
         return str(state)
     changed = state.get("num_changed")
     return f"{str(state['commit'])[:12]}, {f'{changed} files changed since' if changed else 'unchanged'}"
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return ""
 
 
 def _device_name(device: torch.device) -> str:

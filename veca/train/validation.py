@@ -13,6 +13,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
+from torch.nn import functional as F
 from torchmetrics import Metric
 
 from veca.data.resolutions import PATCH_SIZE
@@ -128,22 +129,22 @@ class ConstantBaseline(Metric):
         cls, patches = targets.cls.float(), targets.patches.float()
         self.count += len(cls)
         self.cls_sum += cls.sum(0)
-        self.cls_unit += _unit(cls).sum(0)
+        self.cls_unit += F.normalize(cls, dim=-1, eps=NORM_EPS).sum(0)
         self.patch_sum += patches.sum(0)
-        self.patch_unit += _unit(patches).sum(0)
+        self.patch_unit += F.normalize(patches, dim=-1, eps=NORM_EPS).sum(0)
         self.square += patches.square().mean((1, 2)).sum()
 
     def compute(self) -> dict[str, Tensor]:
         if not bool(self.count > 0):
             return {}
-        loss_cls = 1 - (_unit(self.cls_sum) * self.cls_unit / self.count).sum()
-        cosine = 1 - (_unit(self.patch_sum) * self.patch_unit / self.count).sum(-1).mean()
+        loss_cls = 1 - (F.normalize(self.cls_sum, dim=-1, eps=NORM_EPS) * self.cls_unit / self.count).sum()
+        cosine = (
+            1
+            - (F.normalize(self.patch_sum, dim=-1, eps=NORM_EPS) * self.patch_unit / self.count)
+            .sum(-1)
+            .mean()
+        )
         mse = self.square / self.count - (self.patch_sum / self.count).square().mean()
         loss_dense = cosine + self.mse_weight * mse
         loss = loss_cls + self.dense_weight * loss_dense
         return {"constant/loss": loss, "constant/loss_cls": loss_cls, "constant/loss_dense": loss_dense}
-
-
-def _unit(vectors: Tensor) -> Tensor:
-    norm: Tensor = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True)
-    return vectors / norm.clamp_min(NORM_EPS)

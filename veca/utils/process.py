@@ -1,17 +1,15 @@
 """This process: signals that ask it to stop, how it leaves, and the memory it keeps.
 
-SIGUSR1, SIGTERM and Ctrl-C are a wish to stop, kept until training comes to a good moment for it. A handler
-that did more than note the signal would run in the middle of a step, of a save or of a message between ranks.
-So the note is all the handler does; `preemption.py` reads it at the end of a step. Before training begins and
-after it has ended nobody reads it, and the signal does no harm.
+SIGUSR1, SIGTERM and Ctrl-C are a wish to stop. The handler only notes it: more would run in the middle of a
+step, of a save or of a message between ranks. `preemption.py` reads the note at the end of a step; before
+training begins and after it has ended nobody does, and the signal does no harm.
 
 A run that is stuck never comes to that moment, and stuck in C code, such as a message between ranks, it runs
 no handler either. So a thread is told of signals too: a second SIGTERM or Ctrl-C ends the process. It leaves
 at once, with the ranks it started: the usual way out waits for threads, for loader workers, and for NCCL's
 process group, which is given back when all ranks ask for it. Where one has failed or is stuck, that is never.
 
-Loader workers may get the same signals: SLURM sends them to every process of a job, or to the tasks alone,
-as it is set up. A worker that died of one would take the run with it before it could save.
+Loader workers may get the same signals, as SLURM is set up: one that died would take the run with it.
 
 Standard library only: `veca fit` catches signals before it spends seconds on importing torch.
 """
@@ -97,8 +95,7 @@ class StopSignals:
         return stop_watching
 
     def _end_when_insisted(self, reading: int, over: threading.Event) -> None:
-        asked = -ECHO  # when it was asked last, and how often
-        times = 0
+        asked, times = -ECHO, 0  # when it was asked last, and how often
         while numbers := os.read(reading, 64):
             insisting = [number for number in numbers if number in INSISTING]
             if insisting and (now := time.monotonic()) >= asked + ECHO:
