@@ -133,6 +133,9 @@ def view_from_json(text: str) -> View:
     if not isinstance(body, dict) or set(body) != set(View._fields):
         raise ValueError(f"a view must have the fields {', '.join(View._fields)}; got {text!r}.")
     view = View(**body)
+    numbers = (*view[:5], view.magnitude)
+    if any(type(number) not in (int, float) for number in numbers) or any(number % 1 for number in view[:5]):
+        raise ValueError(f"sides and corner of a view must be whole numbers; got {text!r}.")
     side = view.resolution
     inside = 0 <= view.left <= view.width - side and 0 <= view.top <= view.height - side
     if not inside or view.op not in OPS:

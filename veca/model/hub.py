@@ -159,7 +159,7 @@ def read_config(path: Path) -> Size:
         raise FileNotFoundError(f"no {path.name} in {path.parent}: not a saved model.")
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not valid JSON: {error}.") from None
     if not isinstance(config, dict) or config.get("model_type") != MODEL_TYPE:
         found = config.get("model_type") if isinstance(config, dict) else type(config).__name__
@@ -208,8 +208,11 @@ def _checksum(tensors: dict[str, Tensor]) -> str:
 
 def build_model(cls: "type[Veca]", size: Size, tensors: dict[str, Tensor], *, source: str) -> "Veca":
     """A model in eval mode that holds exactly these tensors, in their own precision."""
-    with torch.device("meta"):
-        model = cls(**size.as_dict())
+    try:
+        with torch.device("meta"):
+            model = cls(**size.as_dict())
+    except (ValueError, RuntimeError) as error:  # torch's, where a product of sizes overflows
+        raise ValueError(f"{source}: {error}") from None
     check_tensors(model, tensors, source=source)
     model.load_state_dict(tensors, assign=True)
     return model.eval()
@@ -221,6 +224,9 @@ def check_tensors(model: nn.Module, tensors: dict[str, Tensor], *, source: str) 
     problems = [f"missing {name}" for name in expected if name not in tensors]
     problems += [f"unknown {name}" for name in tensors if name not in expected]
     for name in expected.keys() & tensors.keys():
+        if not isinstance(tensors[name], Tensor) or tensors[name].layout != torch.strided:
+            problems.append(f"{name} is no plain tensor")
+            continue
         shape, wanted = tuple(tensors[name].shape), tuple(expected[name].shape)
         if shape != wanted:
             problems.append(f"{name} has shape {shape}, not {wanted}")

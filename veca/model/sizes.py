@@ -6,6 +6,8 @@ from typing import Any
 
 from veca.model.packaged import list_models
 
+MAX_DEPTH, MAX_FIELD = 1000, 2**16  # a file that states more is damaged, and would be built for hours
+
 
 @dataclass(frozen=True, kw_only=True)
 class Size:
@@ -77,6 +79,8 @@ def _range_problems(size: Size) -> list[str]:
         if not number or not 0 < value < math.inf or not (real or isinstance(value, int)):
             noun = "number" if real else "integer"
             problems.append(f"{name} must be a positive {noun}; got {value!r}.")
+        elif value > (most := MAX_DEPTH if name == "depth" else MAX_FIELD):
+            problems.append(f"{name} must be at most {most:,}; got {value:.6g}.")
     return problems
 
 
