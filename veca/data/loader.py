@@ -7,18 +7,22 @@ the position behind each batch without a word from the workers.
 
 import collections
 import logging
+import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from signal import Signals
 from typing import Any, NamedTuple, TypeVar
 
 import torch
+from torch._utils import ExceptionWrapper
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _MultiProcessingDataLoaderIter
 
 from veca.data.batches import BatchDataset, BuiltBatch, Request, Skipped
 from veca.data.stream import Position, TrainStream
 from veca.types import Batch
+from veca.utils.leaving import KIND, TRACEBACK
 from veca.utils.signals import held_back, outlive_signals
 
 LOOK_EVERY = 1.0  # seconds of waiting for a batch between two looks at whether all workers live
@@ -86,6 +90,16 @@ class _CalmIterator(_MultiProcessingDataLoaderIter):
                     "lower it; --ckpt_path last continues the run."
                 ) from None
             raise
+
+    def _process_data(self, data: Any, *args: Any) -> Any:
+        """Torch would put the worker's traceback before a message that says all there is to say."""
+        if isinstance(data, ExceptionWrapper) and issubclass(data.exc_type, KIND):
+            said = re.split(
+                rf"^(?:\w+\.)*{data.exc_type.__name__}: ", data.exc_msg.rstrip(), flags=re.MULTILINE
+            )
+            if len(said) > 1 and TRACEBACK not in os.environ:
+                raise data.exc_type(said[-1]) from None
+        return super()._process_data(data, *args)  # type: ignore[misc]  # torch's, untyped
 
 
 class SkipTally:
