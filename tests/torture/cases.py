@@ -25,11 +25,10 @@ a request instead.
     dead server         no answer, half an answer, 503 or another content, once or for ever
 
 **Drawing.** A case is a function of (seed, number): `TORTURE_SEED` (0) and 0 to `TORTURE_CASES` - 1 (199).
-The first cases meet each fault once: `make torture-short` runs those. Every case prints its line, and
+The first cases meet each fault once: `make torture-short` runs those. Every case prints its line, and where
+one fails the command that repeats it alone, as
 
     TORTURE_SEED=0 .venv/bin/python -m pytest -m torture "tests/torture/test_campaign.py::test_a_case[17]"
-
-repeats number 17 alone.
 
 **It has failed** if
 - a process of it outlives its deadline (3 minutes: 20 times what it takes, for machines that are busy);
@@ -92,6 +91,11 @@ class Case(NamedTuple):
     def __str__(self) -> str:
         who = f"{self.fault}, ranks {self.ranks}, workers {self.workers}"
         return f"case {self.number} of seed {self.seed}: {who}, {self.hook} at step {self.step} or later"
+
+    @property
+    def command(self) -> str:
+        test = f"tests/torture/test_campaign.py::test_a_case[{self.number}]"
+        return f'TORTURE_SEED={self.seed} .venv/bin/python -m pytest -m torture "{test}"'
 
     @property
     def chance(self) -> random.Random:

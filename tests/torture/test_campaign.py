@@ -79,8 +79,11 @@ def test_a_case(number: int, world: World, tmp_path: Path, capsys: pytest.Captur
     with capsys.disabled():
         print(f"\n{case}", end="", flush=True)
         with small_disk(tmp_path / "disk") if case.fault == "full disk" else contextlib.nullcontext():
-            trial = Trial(case, world, tmp_path)
-            came_to = trial.run()
+            try:
+                came_to = Trial(case, world, tmp_path).run()
+            except BaseException as error:
+                error.add_note(f"{case}. Alone: {case.command}")
+                raise
         print(f": {came_to}, {time.monotonic() - start:.0f} s", end="", flush=True)
 
 
