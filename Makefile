@@ -2,6 +2,7 @@
 PYTHON ?= python3
 PIP_ARGS ?=
 JOBS ?= 2
+SEED ?= 0
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
@@ -13,7 +14,7 @@ DEMO_PROBE := --budgets 8,32,64 --resolutions 64 --seeds 1
 DEMO_IMAGE = $$(ls demo/sample/images/val/*/*.jpg | head -n 1)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-slurm lint format docs shards bench bench-check torture
+.PHONY: help setup demo test test-all test-slurm lint format docs shards bench bench-check torture torture-short
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -74,5 +75,8 @@ bench: $(READY) ## all benchmarks as one table and bench.json, every number a ra
 bench-check: $(READY) ## the same, failing where a ratio lost 15 % against docs/bench.json
 	$(BIN)/veca bench check
 
-torture: $(READY) ## the long fault campaign: every case of the tests marked torture
-	$(BIN)/python -m pytest -m torture
+torture: $(READY) ## the long fault campaign: 200 drawn cases (SEED=0), 5,000 damaged files, all that is marked torture
+	TORTURE_SEED=$(SEED) $(BIN)/python -m pytest -m torture
+
+torture-short: $(READY) ## each fault of that campaign once, with SEED=0 (minutes)
+	TORTURE_SEED=$(SEED) TORTURE_CASES=15 $(BIN)/python -m pytest -m torture tests/torture

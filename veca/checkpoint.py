@@ -125,7 +125,7 @@ def student_tensors(checkpoint: dict[str, Any]) -> dict[str, Tensor]:
     return {
         name.removeprefix(STUDENT_PREFIX).replace("_orig_mod.", ""): tensor
         for name, tensor in checkpoint["state_dict"].items()
-        if name.startswith(STUDENT_PREFIX)
+        if isinstance(name, str) and name.startswith(STUDENT_PREFIX)
     }
 
 

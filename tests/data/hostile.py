@@ -3,6 +3,8 @@
 import gzip
 import io
 import os
+import random
+import re
 import resource
 import signal
 import socket
@@ -243,3 +245,46 @@ def plain_tar(members: dict[str, bytes], *, tar_format: int = tarfile.PAX_FORMAT
             info.size = len(data)
             archive.addfile(info, io.BytesIO(data))
     return file.getvalue()
+
+
+NASTY = (0, 1, 511, 512, 513, 2**15, 2**16 - 1, 2**31, 2**32 - 1, 2**62, 2**63, 2**64 - 1)
+
+
+def mutated_tar(chance: random.Random, whole: bytes) -> bytes:
+    """Fields of headers get nasty values; the checksum is made right again, most of the time."""
+    body = bytearray(whole)
+    for _ in range(chance.randint(1, 3)):
+        place = BLOCK * chance.randrange(len(body) // BLOCK)
+        block = body[place : place + BLOCK]
+        match chance.randrange(5):
+            case 0:
+                block[124:136] = base256(chance.choice((-1, 1)) * chance.choice(NASTY))
+            case 1:
+                block[156] = chance.choice(b"0\x001234567xgLKSXNV\xff")
+            case 2:
+                start = chance.randrange(BLOCK)
+                block[start : start + 12] = chance.randbytes(12)[: BLOCK - start]
+            case 3:
+                block[124:136] = b"%011o\0" % (chance.choice(NASTY) % 8**11)
+            case 4:
+                block[chance.choice((482, 504))] ^= 1
+        if chance.random() < 0.9:
+            block[148:156] = b" " * 8
+            block[148:156] = b"%06o\0 " % sum(block)
+        body[place : place + BLOCK] = block
+    if chance.random() < 0.2:
+        del body[chance.randrange(len(body)) :]
+    return bytes(body)
+
+
+def mutated_zip(chance: random.Random, whole: bytes) -> bytes:
+    body = bytearray(whole)
+    marks = [m.start() for mark in (b"PK\1\2", b"PK\3\4", b"PK\5\6") for m in re.finditer(mark, whole)]
+    for _ in range(chance.randint(1, 3)):
+        place = chance.choice(marks) + chance.randrange(4, 64)
+        size = chance.choice((1, 2, 4, 8))
+        value = (chance.choice(NASTY) % 2 ** (8 * size)).to_bytes(size, "little")
+        body[place : place + size] = value
+    if chance.random() < 0.2:
+        del body[chance.randrange(len(body)) :]
+    return bytes(body)

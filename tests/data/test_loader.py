@@ -352,3 +352,16 @@ def test_a_worker_that_dies_is_a_failure_only_where_a_batch_is_missing(make_shar
             ):
                 list(islice(loader, 100))
         loader.close()
+
+
+@pytest.mark.timeout(60)
+def test_what_a_worker_cannot_read_is_told_without_its_traceback(make_shards: MakeShards) -> None:
+    data = data_module(make_shards([20]), num_workers=1, start_method="fork")
+    data.setup("fit")
+    loader = data.train_loader()
+    next(iter(loader))
+    (tar,) = Path(str(data.sources)).glob("*.tar")
+    os.truncate(tar, 2000)
+    with pytest.raises(OSError, match=r"^\S+tar: ends at byte \d+, .* truncated during the run\.$"):
+        list(islice(loader, 100))
+    loader.close()

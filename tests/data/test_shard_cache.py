@@ -1,8 +1,10 @@
 """The shard cache: right content, within its bound, shared by processes, whatever the server does."""
 
+import fcntl
 import multiprocessing
 import os
 import signal
+import threading
 import time
 from multiprocessing import Queue
 from pathlib import Path
@@ -13,7 +15,7 @@ from tests.data.conftest import MakeShards
 from tests.data.server import corrupt, cut_off, serve
 from veca.data.index import Shard, check_shards, open_sources
 from veca.data.reader import ShardReader
-from veca.data.shard_cache import ShardCache
+from veca.data.shard_cache import ShardCache, _exclusive
 from veca.data.transport import Downloader
 
 pytestmark = pytest.mark.timeout(60)
@@ -173,3 +175,22 @@ def test_a_killed_download_leaves_nothing_that_lasts(make_shards: MakeShards, tm
         assert kept(cache_dir) == {cache.path(shards[1].info).name}
         open_and_close(cache, shards[0])
         assert kept(cache_dir) == {cache.path(shards[0].info).name}
+
+
+@pytest.mark.timeout(30)
+def test_a_wait_for_a_part_ends_when_it_has_become_a_shard_that_is_read(tmp_path: Path) -> None:
+    """The reader may itself wait for the one that waits: ranks meet at barriers."""
+    part, tar = tmp_path / "x.part", tmp_path / "x.tar"
+    part.touch()
+    got = threading.Event()
+
+    def wait() -> None:
+        with _exclusive(part, wait=True):
+            got.set()
+
+    with part.open("rb") as reader:
+        fcntl.flock(reader, fcntl.LOCK_SH)  # what another process holds from the moment that it reads
+        threading.Thread(target=wait, daemon=True).start()
+        assert not got.wait(0.2)
+        part.rename(tar)
+        assert got.wait(10)

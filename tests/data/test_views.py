@@ -170,7 +170,16 @@ def test_view_is_json():
 
 
 @pytest.mark.parametrize(
-    "change", [{"left": 200}, {"top": -1}, {"op": "Cutout"}, {"more": 1}, {"resolution": 10_000}]
+    "change",
+    [
+        {"left": 200},
+        {"top": -1},
+        {"op": "Cutout"},
+        {"more": 1},
+        {"resolution": 10_000},
+        {"left": 0.5},
+        {"width": "9"},
+    ],
 )
 def test_damaged_view_is_refused(change):
     view = centre_view(size=(640, 480), resolution=256)

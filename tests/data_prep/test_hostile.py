@@ -164,49 +164,6 @@ def test_a_list_without_lines_is_refused(tmp_path):
         scan(path, workers=1)
 
 
-_NASTY = (0, 1, 511, 512, 513, 2**15, 2**16 - 1, 2**31, 2**32 - 1, 2**62, 2**63, 2**64 - 1)
-
-
-def _mutated_tar(chance: random.Random, whole: bytes) -> bytes:
-    """Fields of headers get nasty values; the checksum is made right again, most of the time."""
-    body = bytearray(whole)
-    for _ in range(chance.randint(1, 3)):
-        place = hostile.BLOCK * chance.randrange(len(body) // hostile.BLOCK)
-        block = body[place : place + hostile.BLOCK]
-        match chance.randrange(5):
-            case 0:
-                block[124:136] = hostile.base256(chance.choice((-1, 1)) * chance.choice(_NASTY))
-            case 1:
-                block[156] = chance.choice(b"0\x001234567xgLKSXNV\xff")
-            case 2:
-                start = chance.randrange(hostile.BLOCK)
-                block[start : start + 12] = chance.randbytes(12)[: hostile.BLOCK - start]
-            case 3:
-                block[124:136] = b"%011o\0" % (chance.choice(_NASTY) % 8**11)
-            case 4:
-                block[chance.choice((482, 504))] ^= 1
-        if chance.random() < 0.9:
-            block[148:156] = b" " * 8
-            block[148:156] = b"%06o\0 " % sum(block)
-        body[place : place + hostile.BLOCK] = block
-    if chance.random() < 0.2:
-        del body[chance.randrange(len(body)) :]
-    return bytes(body)
-
-
-def _mutated_zip(chance: random.Random, whole: bytes) -> bytes:
-    body = bytearray(whole)
-    marks = [m.start() for mark in (b"PK\1\2", b"PK\3\4", b"PK\5\6") for m in re.finditer(mark, whole)]
-    for _ in range(chance.randint(1, 3)):
-        place = chance.choice(marks) + chance.randrange(4, 64)
-        size = chance.choice((1, 2, 4, 8))
-        value = (chance.choice(_NASTY) % 2 ** (8 * size)).to_bytes(size, "little")
-        body[place : place + size] = value
-    if chance.random() < 0.2:
-        del body[chance.randrange(len(body)) :]
-    return bytes(body)
-
-
 @pytest.mark.parametrize("suffix", [".tar", ".tar.gz", ".zip"])
 def test_mutated_archives_are_read_or_named(suffix, tmp_path, jpegs):
     long_names = {f"{'deep/' * 30}{i}.jpg": jpegs[i] for i in range(2)}
@@ -215,9 +172,9 @@ def test_mutated_archives_are_read_or_named(suffix, tmp_path, jpegs):
     chance, path, outcomes = random.Random(7), tmp_path / f"x{suffix}", {"read": 0, "named": 0, "reject": 0}
     for number in range(200):
         if suffix == ".zip":
-            data = _mutated_zip(chance, hostile.whole_zip(*jpegs[:4]))
+            data = hostile.mutated_zip(chance, hostile.whole_zip(*jpegs[:4]))
         else:
-            data = _mutated_tar(chance, (plain, gnu)[number % 2])
+            data = hostile.mutated_tar(chance, (plain, gnu)[number % 2])
         path.write_bytes(gzip.compress(data, 1) if suffix == ".tar.gz" else data)
         with hostile.bounds(seconds=5):
             outcomes[_outcome(path)] += 1

@@ -32,6 +32,10 @@ def test_overrides_win_over_the_preset() -> None:
         ({"width": 30, "num_heads": 3}, ["multiple of 4", "got 10"]),
         ({"num_cores": 20}, ["num_cores=20", "core_group=8", "num_cores=24"]),
         ({"depth": 0, "patch_size": 2.5}, ["depth must be", "got 0", "patch_size must be", "got 2.5"]),
+        (
+            {"depth": 10**9, "patch_size": 2**31},
+            ["depth must be at most 1,000", "patch_size must be at most"],
+        ),
         ({"ffn_ratio": float("nan")}, ["ffn_ratio must be"]),
         ({"ffn_ratio": 0.001}, ["ffn_ratio·width"]),
         ({"widht": 64}, ["widht", "width, depth"]),

@@ -35,9 +35,23 @@ RESULTS = Results(
 )
 
 
+SOUND = (
+    '{"format": "veca-probe", "version": 2, "probe": "linear", "model": "m", "data": "d", '
+    '"quantities": ["top-1"], "paper": [], '
+    '"cells": [{"name": "a", "budget": 8, "resolution": 256, "values": {"top-1": 0.5}}]}'
+)
+
+
 def test_round_trip(tmp_path: Path) -> None:
     write_results(tmp_path / "linear.json", RESULTS)
     assert read_results(tmp_path / "linear.json") == RESULTS
+
+
+def test_a_plain_file_is_read(tmp_path: Path) -> None:
+    (tmp_path / "knn.json").write_text(SOUND)
+    results = read_results(tmp_path / "knn.json")
+    assert results is not None
+    assert results.cells[0].values == {"top-1": 0.5}
 
 
 def test_markdown() -> None:
@@ -67,6 +81,10 @@ def test_other_json_is_not_ours(tmp_path: Path) -> None:
         ('{"format": "veca-probe", "version": 1}', "another version"),
         ('{"format": "veca-probe", "version": 2}', "damaged"),
         ('{"format": "veca-probe", "version": 2, "cells": [{"a": 1}], "paper": []}', "damaged"),
+        ("[" * 9999, "not valid JSON"),
+        (SOUND.replace("0.5", "null"), "damaged"),
+        (SOUND.replace('"top-1"]', "{}]"), "damaged"),
+        (SOUND.replace('"model": "m"', '"model": 3'), "damaged"),
     ],
 )
 def test_damaged(tmp_path: Path, text: str, message: str) -> None:

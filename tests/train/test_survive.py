@@ -4,6 +4,7 @@ import errno
 import multiprocessing
 import os
 import random
+import re
 import shutil
 import signal
 import socket
@@ -126,7 +127,7 @@ def test_two_runs_in_one_folder_the_second_refuses(tmp_path: Path) -> None:
         sole_run(tmp_path).__enter__()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(socket, "gethostname", lambda: "elsewhere")
-        with pytest.raises(ValueError, match=rf"If that process is gone, delete {tmp_path / '.lock'}"):
+        with pytest.raises(ValueError, match=re.escape(f"process is gone, delete {tmp_path / '.lock'}")):
             sole_run(tmp_path).__enter__()
     other.kill()
     other.join()

@@ -7,6 +7,8 @@ asked for, so the main process knows the position behind each without a word fro
 """
 
 import logging
+import os
+import re
 from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
@@ -15,6 +17,7 @@ from signal import Signals
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
+from torch._utils import ExceptionWrapper
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _MultiProcessingDataLoaderIter
 
@@ -23,7 +26,7 @@ from veca.data.order import Position, Request, TrainStream
 from veca.data.reader import Sample, ShardReader
 from veca.data.views import View, centre_view, draw_view, render_all, sample_generator
 from veca.types import Batch, Targets
-from veca.utils.process import held_back, outlive_signals
+from veca.utils.process import KIND, TRACEBACK, held_back, outlive_signals
 
 LOOK_EVERY = 1.0  # seconds of waiting for a batch between two looks at whether all workers live
 MIN_BAD = 10  # a share means little before this many bad samples
@@ -178,6 +181,16 @@ class _SignalSafeIterator(_MultiProcessingDataLoaderIter):
                     "lower it; --ckpt_path last continues the run."
                 ) from None
             raise
+
+    def _process_data(self, data: Any, *args: Any) -> Any:
+        """Torch would put the worker's traceback before a message that says all there is to say."""
+        if isinstance(data, ExceptionWrapper) and issubclass(data.exc_type, KIND):
+            said = re.split(
+                rf"^(?:\w+\.)*{data.exc_type.__name__}: ", data.exc_msg.rstrip(), flags=re.MULTILINE
+            )
+            if len(said) > 1 and TRACEBACK not in os.environ:
+                raise data.exc_type(said[-1]) from None
+        return super()._process_data(data, *args)  # type: ignore[no-untyped-call]  # torch's, untyped
 
 
 @dataclass

@@ -12,6 +12,7 @@ import logging
 import os
 import queue
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
@@ -21,6 +22,7 @@ from veca.data.transport import Downloader
 from veca.utils.files import atomic_path
 
 _OFFSETS = ".offsets.npy"
+_LOOK_EVERY = 0.02  # seconds between two tries for a lock
 
 Wanted = Sequence[tuple[str, ShardInfo]]
 
@@ -153,15 +155,24 @@ def _exclusive(path: Path, *, wait: bool) -> Iterator[IO[bytes] | None]:
     """Create or open a file and hold it exclusively; None where another has it and `wait` is off."""
     while True:
         with open(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b") as file:  # noqa: PTH123 (a descriptor)
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-            except BlockingIOError:
+            # Not one wait for the lock: a part that was renamed is a shard, and may be read for hours.
+            while not (locked := _locks(file)) and wait and _names(path, file):
+                time.sleep(_LOOK_EVERY)
+            if not locked and not wait:
                 yield None
                 return
-            if _names(path, file):
+            if locked and _names(path, file):
                 yield file
                 return
             # The holder before us renamed or removed the file: our lock is on something else. Again.
+
+
+def _locks(file: IO[bytes]) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _names(path: Path, file: IO[bytes]) -> bool:

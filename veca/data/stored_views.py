@@ -45,7 +45,12 @@ class StoredViews:
         about = self.read_about(sample.shard, sample.number, key=sample.key)
         if "skipped" in about:
             raise BadImage("no-targets", f"the cache has no targets of it: {about['skipped']}")
-        view = view_from_json(about["views"][name])
+        try:
+            view = view_from_json(about["views"][name])
+            if view.resolution != resolution:
+                raise ValueError(f"is of {view.resolution} pixels")
+        except (KeyError, TypeError, ValueError) as error:
+            raise self._refusal(sample.shard, sample.number, f"is damaged: view {name}: {error!r}") from None
         return view, self._read_targets(sample, f"{name}.npy", resolution)
 
     def read_about(self, shard: int, number: int, *, key: str | None = None) -> dict[str, Any]:
@@ -55,8 +60,8 @@ class StoredViews:
             end -= self._layout.arrays_bytes
         try:
             ((name, content),) = tar_members(self._reader.read_span(shard, begin, max(begin, end)).tobytes())
-            about: dict[str, Any] = json.loads(content)
-        except ValueError as error:
+            about: dict[str, Any] = dict(json.loads(content))
+        except (TypeError, ValueError) as error:
             raise self._refusal(shard, number, f"is damaged ({error})") from None
         if about.get("targets") != self._fingerprint:
             raise self._refusal(shard, number, f"belongs to the cache {about.get('targets')}")

@@ -136,6 +136,9 @@ def view_from_json(body: Any) -> View:
     if not isinstance(body, dict) or set(body) != set(View._fields):
         raise ValueError(f"a view must have the fields {', '.join(View._fields)}; got {body!r}.")
     view = View(**body)
+    numbers = (*view[:5], view.magnitude)
+    if any(type(number) not in (int, float) for number in numbers) or any(number % 1 for number in view[:5]):
+        raise ValueError(f"a view must have whole numbers for sides and corner; got {body!r}.")
     side = view.resolution
     inside = 0 <= view.left <= view.width - side and 0 <= view.top <= view.height - side
     if not inside or view.op not in OPS:

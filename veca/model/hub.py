@@ -107,7 +107,7 @@ def read_folder(cls: "type[Veca]", config_path: Path, weights_path: Path, *, sou
         raise FileNotFoundError(f"no {config_path.name} in {config_path.parent}: not a saved model.")
     try:
         config = json.loads(config_path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{config_path} is not valid JSON: {error}.") from None
     if not isinstance(config, dict) or config.get("model_type") != MODEL_TYPE:
         found = config.get("model_type") if isinstance(config, dict) else type(config).__name__
@@ -164,12 +164,18 @@ def build_model(cls: "type[Veca]", size: Size, tensors: dict[str, Tensor], *, so
 
     Missing, unknown, misshapen and non-finite ones are refused by name.
     """
-    with torch.device("meta"):
-        model = cls(**size.as_dict())
+    try:
+        with torch.device("meta"):
+            model = cls(**size.as_dict())
+    except (ValueError, RuntimeError) as error:  # torch's, where a product of sizes overflows
+        raise ValueError(f"{source}: {error}") from None
     expected = model.state_dict()
     problems = [f"missing {name}" for name in expected if name not in tensors]
     problems += [f"unknown {name}" for name in tensors if name not in expected]
     for name in expected.keys() & tensors.keys():
+        if not isinstance(tensors[name], Tensor) or tensors[name].layout != torch.strided:
+            problems.append(f"{name} is no plain tensor")
+            continue
         shape, wanted = tuple(tensors[name].shape), tuple(expected[name].shape)
         if shape != wanted:
             problems.append(f"{name} has shape {shape}, not {wanted}")

@@ -11,6 +11,8 @@ from typing import Any
 # Models in veca/weights, in float16, and the sha256 of their weights.
 PACKAGED = {"nano": "707ce63329293352ceaee6494fc1822572eb5f731a1fecb00d6487a17602af6d"}
 
+MAX_DEPTH, MAX_FIELD = 1000, 2**16  # a file that states more is damaged, and would be built for hours
+
 
 @dataclass(frozen=True, kw_only=True)
 class Size:
@@ -85,6 +87,8 @@ def _range_problems(size: Size) -> Iterator[str]:
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if not number or not 0 < value < math.inf or not (real or isinstance(value, int)):
             yield f"{name} must be a positive {'number' if real else 'integer'}; got {value!r}."
+        elif value > (most := MAX_DEPTH if name == "depth" else MAX_FIELD):
+            yield f"{name} must be at most {most:,}; got {value:.6g}."
 
 
 def _shape_problems(size: Size) -> Iterator[str]:

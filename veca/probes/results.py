@@ -100,7 +100,7 @@ def read_results(path: Path) -> Results | None:
     """A probe's JSON; None when the file is something else, ValueError when it is damaged."""
     try:
         body = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(
             f"{path} is not valid JSON ({error}). Run the probe again, or move it away."
         ) from None
@@ -110,9 +110,13 @@ def read_results(path: Path) -> Results | None:
         raise ValueError(f"{path} is of another version than {VERSION}. Run the probe again.")
     try:
         cells, paper = ([Cell(**cell) for cell in body.pop(key)] for key in ("cells", "paper"))
-        return Results(cells=cells, paper=paper, **body)
-    except (KeyError, TypeError, AttributeError) as error:
+        results = Results(cells=cells, paper=paper, **body)
+        if not all(isinstance(text, str) for text in (results.probe, results.model, results.data)):
+            raise TypeError("probe, model and data must be text")
+        markdown(table(results)), elastic_picture(results)  # all that is done with it works
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise ValueError(f"{path} is damaged: {error!r}. Run the probe again.") from None
+    return results
 
 
 def table(results: Results) -> list[list[str]]:

@@ -140,6 +140,8 @@ def nonfinite(checkpoint: Mapping[str, Any]) -> str | None:
     tensors = dict(_floating(parts))
     if not tensors:
         return None
+    if odd := [name for name, tensor in tensors.items() if not _is_plain(tensor)]:
+        return f"{odd[0]} is a sparse or an expanded tensor, and no run has such"
     # Of a tensor with a NaN both ends are NaN; unlike isfinite(), aminmax() makes no tensor of its size.
     ends = [torch.stack(tensor.detach().aminmax()) for tensor in tensors.values()]
     device = max((end.device for end in ends), key=lambda device: device.type != "cpu")
@@ -176,6 +178,11 @@ def _step_or(default: int, path: Path) -> int:
         return read_step(path)
     except (ValueError, OSError):
         return default
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    """Whether every number of it has a place of its own: a few bytes may else stand for terabytes."""
+    return tensor.layout == torch.strided and tensor.nbytes <= tensor.untyped_storage().nbytes()
 
 
 def _floating(tree: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
