@@ -105,7 +105,7 @@ def parse(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     if any(word in ("--help", "--help-keys", "-h") for word in words):
         return
     if words[0] == "data":
-        veca_data.cli._parser("veca data").parse_args(words[1:])
+        veca_data.cli._parser("veca data")[0].parse_args(words[1:])
     elif words[0] in RUNS:
         monkeypatch.setattr(fit, "VecaCLI", OnlyParses)
         own = [TINY_RECIPE if word.endswith(".yaml") else word for word in words if word != "--print_config"]
