@@ -27,7 +27,7 @@ SUBSET = [  # quick ones about signals, processes, files, times and the command 
     "tests/data_prep/test_cli.py::test_from_photos_to_a_checked_dataset",
     "tests/cli/test_main.py::test_a_mistake_ends_with_one_line_and_status_2",
     "tests/utils/test_files.py",
-    "tests/utils/test_leaving.py",
+    "tests/utils/test_process.py",
 ]
 ODD_PATH = "a 'b' $HOME ü%s; [1]"
 ODDITIES = ("SIGINT ignored", "stdin closed", "HOME unset", "odd path", "odd time zone")

@@ -142,7 +142,9 @@ class OnlyParses(fit.VecaCLI):
 
     def _value_problems(self, config: Namespace) -> list[str]:
         found = super()._value_problems(config)
-        return [problem for problem in found if not problem.startswith(("data", "trainer.num_nodes"))]
+        return [
+            problem for problem in found if not problem.startswith(("data", "trainer.num_nodes", "ckpt_path"))
+        ]
 
 
 # Words of the pages → what lies in the folder where the commands run.
@@ -201,7 +203,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
         path.parent.mkdir(parents=True)
         torch.save({"state_dict": state, SIZE_KEY: student.size.as_dict()}, path)
     (folder / "photos").mkdir()
-    for name in ("photo.jpg", "one.jpg", "a.jpg", "b.jpg", "photos/c.jpg", "photos/d.jpg"):
+    for name in ("photo.jpg", "one.jpg", "a.jpg", "b.jpg", "photos/c.jpg", "photos/dog.jpg"):
         Image.effect_noise((80, 64), 60).convert("RGB").save(folder / name)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)

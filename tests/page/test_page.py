@@ -47,6 +47,7 @@ def test_a_signal_ends_it_and_nothing_is_left_behind(
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a job in the background ignores it
     )
     try:
         assert process.stdout is not None

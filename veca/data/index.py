@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,7 @@ MAX_INDEX_BYTES = 64 << 20  # of an index.json: 400,000 shards
 SPLITS = ("train", "val", "test")
 
 _MAX_LISTED = 20
+_PARSING = Lock()  # Python 3.11 counts the depth of what two threads parse together, and may fail
 _SHARD_NAME = re.compile(rf"({'|'.join(SPLITS)})-\d{{6}}\.tar")
 
 
@@ -146,7 +148,8 @@ def load_index(folder: str | os.PathLike[str]) -> ShardIndex:
 def load_offsets(path: str | os.PathLike[str], *, samples: int) -> NDArray[np.uint64]:
     """Read one shard's sample boundaries and check them against the index."""
     try:
-        offsets: NDArray[np.uint64] = np.load(path, allow_pickle=False)
+        with _PARSING:
+            offsets: NDArray[np.uint64] = np.load(path, allow_pickle=False)
     except OSError:
         raise
     except Exception as error:  # a damaged header makes NumPy's parser fail in any way there is

@@ -243,7 +243,8 @@ def npy_rows(file: NDArray[np.uint8], layout: Layout, resolution: int) -> NDArra
     header, size = layout.npy_headers[resolution], layout.members[f"{view_name(resolution, 0)}.npy"]
     found = file[: len(header)].tobytes()
     if found != header:
-        raise ValueError(f"begins with {found!r}, not {header!r}")
+        says, should = (part[10:].decode("latin-1").strip() for part in (found, header))
+        raise ValueError(f"begins with {says!r}, not {should!r}")
     if len(file) != size:
         raise ValueError(f"has {len(file)} bytes, not {size}")
     return file[len(header) :].reshape(-1, layout.row_bytes())

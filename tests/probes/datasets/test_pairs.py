@@ -155,15 +155,14 @@ def test_pickled_array_is_refused(tmp_path: Path) -> None:
 
 
 def test_sample_set_serves_every_task(tmp_path: Path) -> None:
-    make_sample(tmp_path / "s", count=2 * len(CLASSES), size=32, val_share=0.5, workers=1)
+    make_sample(tmp_path / "s", count=5 * len(CLASSES), size=32, workers=1)
     labels = open_dataset(str(tmp_path / "s"), task="classify")
     masks = open_dataset(str(tmp_path / "s"), task="segment")
     depths = open_dataset(str(tmp_path / "s"), task="depth")
     assert masks.classes == ["background", *CLASSES]
     for dataset in (labels, masks, depths):
-        assert {split: len(items) for split, items in dataset.splits.items()} == dict.fromkeys(
-            ("train", "val"), len(CLASSES)
-        )
+        counts = {split: len(items) for split, items in dataset.splits.items()}
+        assert counts == {"train": 4 * len(CLASSES), "val": len(CLASSES)}
     item, mask, depth = (dataset.splits["val"][3] for dataset in (labels, masks, depths))
     assert item.image == mask.image == depth.image
     assert masks.classes.index(labels.classes[int(np.asarray(item.target))]) in np.asarray(mask.target)
