@@ -1,0 +1,213 @@
+"""One pass over an image that does not fit: memory is bounded, the result is the plain forward's.
+
+Layer after layer, all patches stream past the cores in chunks of rows: the cores read them with a running
+softmax, and each is updated from the cores. Between layers the patches' states lie in a file, N·D numbers,
+mapped and not held. After each chunk the cores' side is written too, so that a pass that was stopped, even
+by a power cut, goes on with the chunk it was at.
+
+A chunk of the next layer is written where the chunk before it was read, which nobody needs any more: the file
+has one slot more than there are chunks, and no second copy.
+
+Shapes: N patches, n patches of a part, C active cores, D width, L layers, p the side of a patch.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from veca.model.core_pass import Cores, RunningAttention, embed, finish
+from veca.model.memory import Memory, weights_digest
+from veca.model.regions import centres
+from veca.utils.files import atomic_path
+
+if TYPE_CHECKING:
+    from veca.model.veca import Veca
+
+VERSION = 1
+CORES, STATES = "cores.safetensors", "states"
+CPU_PART = 1024  # patches at a time: their activations stay in the caches; more take a third longer
+GPU_PART = 65_536
+
+Band = Callable[[int, int], Tensor]  # first and last row of patches → normalised pixels (3, rows·p, cols·p)
+Write = Callable[[int, Tensor], None]  # place of the first, features (n, D)
+
+
+class Streamed(NamedTuple):
+    """What is left of a pass, beside the patches that were written."""
+
+    cls: Tensor  # (1, D)
+    cores: Tensor  # (1, C, D)
+    memory: Memory  # regions of the image can be read without another pass
+
+
+class _Progress(NamedTuple):
+    """Where a pass is: in this layer, this chunk is next."""
+
+    layer: int
+    chunk: int
+
+
+@torch.no_grad()
+def stream(
+    model: "Veca",
+    band: Band,
+    grid: tuple[int, int],
+    *,
+    folder: Path,
+    identity: str,
+    chunk_rows: int,
+    budget: int | None = None,
+    write: Write | None = None,
+    advance: Callable[[int], object] = lambda patches: None,
+) -> Streamed:
+    """Run an image whose pixels `band` gives, with its states and its progress in `folder`.
+
+    Args:
+        model: In eval mode or not: patches have their true places.
+        band: Pixels of some rows of patches.
+        grid: Rows and columns of patches.
+        folder: Where the pass keeps its files; they are removed when it is done.
+        identity: What is run. A folder that holds another pass is started anew.
+        chunk_rows: Rows of patches that are held at a time.
+        budget: Active cores; by default all.
+        write: Takes the patches' features, part by part; a part may come again after an interruption.
+        advance: Told how many patches have passed another layer, those of an earlier call included.
+    """
+    budget = model._check_budget(budget)
+    facts: dict[str, Any] = {"version": VERSION, "identity": identity, "weights": weights_digest(model)}
+    facts |= {"grid": list(grid), "budget": budget, "chunk_rows": chunk_rows}
+    cores = Cores(model, budget=budget)
+    folder.mkdir(parents=True, exist_ok=True)
+    progress = _restore(cores, folder / CORES, facts)
+    chunks = _chunks(grid, facts["chunk_rows"])
+    states = StateFile(folder / STATES, chunks, model.patch_embed.weight)
+    depth = len(model.blocks)
+    advance(progress.layer * grid[0] * grid[1] + sum(map(len, chunks[: progress.chunk])))
+    for layer in range(progress.layer, depth):
+        first = progress.chunk if layer == progress.layer else 0
+        if not first:
+            cores.enter_layer()
+        for number in range(first, len(chunks)):
+            parts = states.read(layer, number) if layer else _embedded(model, band, grid, chunks[number])
+            for start, part in parts:
+                turns = cores.turns(_places(cores, start, part, grid))
+                cores.read(part, turns)
+                if layer < depth - 1:
+                    states.write(layer + 1, number, start, cores.run(part, turns))
+                elif write is not None:
+                    write(start, finish(model, cores.run(part, turns))[0])
+            states.flush()
+            _save(cores, folder / CORES, facts, _Progress(layer, number + 1))
+            advance(len(chunks[number]))
+        cores.leave_layer()
+    states.remove()
+    (folder / CORES).unlink()
+    found = finish(model, cores.states)
+    memory = Memory(torch.stack(cores.keys), torch.stack(cores.values), grid, weights_digest(model))
+    return Streamed(found[:, 0], found, memory)
+
+
+class StateFile:
+    """The states of all patches as they enter a layer, chunk by chunk in rotating slots."""
+
+    def __init__(self, path: Path, chunks: list[range], weight: Tensor) -> None:
+        self.path, self.chunks = path, chunks
+        self.device, self.dtype, width = weight.device, weight.dtype, len(weight)
+        shape = len(chunks) + 1, len(chunks[0]), width * weight.element_size()
+        whole = path.exists() and path.stat().st_size == np.prod(shape)
+        self.bytes = np.memmap(path, dtype=np.uint8, mode="r+" if whole else "w+", shape=shape)
+
+    def read(self, layer: int, chunk: int) -> Iterator[tuple[int, Tensor]]:
+        """Places of the first and states (1, n, D) of the chunk's patches, in parts."""
+        start, slot = self.chunks[chunk].start, self._slot(layer, chunk)
+        for part in slot.split(part_size(self.device)):
+            yield start, part[None].to(self.device, copy=True)
+            start += len(part)
+
+    def write(self, layer: int, chunk: int, start: int, states: Tensor) -> None:
+        place = start - self.chunks[chunk].start
+        self._slot(layer, chunk)[place : place + states.shape[1]] = states[0]
+
+    def flush(self) -> None:
+        self.bytes.flush()
+
+    def remove(self) -> None:
+        del self.bytes
+        self.path.unlink()
+
+    def _slot(self, layer: int, chunk: int) -> Tensor:
+        row = self.bytes[(chunk - layer) % len(self.bytes), : len(self.chunks[chunk])]
+        return torch.from_numpy(row).view(self.dtype)
+
+
+def part_size(device: torch.device) -> int:
+    """How many patches are run at a time."""
+    return CPU_PART if device.type == "cpu" else GPU_PART
+
+
+def _chunks(grid: tuple[int, int], rows: int) -> list[range]:
+    """The patches of each chunk, row-major."""
+    count = grid[0] * grid[1]
+    return [range(start, min(start + rows * grid[1], count)) for start in range(0, count, rows * grid[1])]
+
+
+def _embedded(model: "Veca", band: Band, grid: tuple[int, int], chunk: range) -> Iterator[tuple[int, Tensor]]:
+    """Patch embeddings (1, n, D) of a chunk, in parts, with the place of the first."""
+    weight, cols, side = model.patch_embed.weight, grid[1], model.size.patch_size
+    size = part_size(weight.device)
+    rows = max(1, size // cols)
+    last = chunk.stop // cols
+    for row in range(chunk.start // cols, last, rows):
+        pixels = band(row, min(row + rows, last))
+        cells = pixels.unflatten(2, (-1, side)).unflatten(1, (-1, side))  # (3, rows, p, cols, p)
+        crops = cells.permute(1, 3, 0, 2, 4).flatten(2).flatten(0, 1)  # (rows·cols, 3·p·p)
+        start = row * cols
+        for part in crops.split(size):
+            yield start, embed(model, part.to(weight.device, weight.dtype))[None]
+            start += len(part)
+
+
+def _places(cores: Cores, start: int, patches: Tensor, grid: tuple[int, int]) -> Tensor:
+    """Where patches (1, n, D) lie that follow each other from `start` on, (1, n, 2)."""
+    numbers = torch.arange(start, start + patches.shape[1], device=patches.device)
+    corners = torch.stack((numbers % grid[1], numbers // grid[1]), dim=-1)
+    return centres(corners, grid, dtype=cores.precision)
+
+
+def _save(cores: Cores, path: Path, facts: dict[str, Any], progress: _Progress) -> None:
+    assert cores.running is not None
+    tensors = {
+        "states": cores.states,
+        "coordinates": cores.coordinates,
+        "keys": torch.stack(cores.keys),
+        "values": torch.stack(cores.values),
+        **cores.running._asdict(),
+    }
+    metadata = {"facts": json.dumps({**facts, **progress._asdict()})}
+    with atomic_path(path) as temporary:
+        save_file({name: x.cpu().contiguous() for name, x in tensors.items()}, temporary, metadata)
+
+
+def _restore(cores: Cores, path: Path, facts: dict[str, Any]) -> _Progress:
+    """Put the cores where an earlier call left them, if it was this pass; its chunks stay as large."""
+    if not path.exists() or not path.with_name(STATES).exists():
+        return _Progress(0, 0)
+    device = cores.states.device
+    with safe_open(path, framework="pt") as file:
+        found = json.loads(file.metadata()["facts"])
+        tensors = {name: file.get_tensor(name).to(device) for name in file.keys()}  # noqa: SIM118  # no mapping
+    progress = _Progress(found.pop("layer"), found.pop("chunk"))
+    if found | {"chunk_rows": 0} != facts | {"chunk_rows": 0} or found["chunk_rows"] > facts["chunk_rows"]:
+        return _Progress(0, 0)
+    facts["chunk_rows"] = found["chunk_rows"]
+    cores.states, cores.coordinates = tensors["states"], tensors["coordinates"]
+    cores.keys, cores.values = list(tensors["keys"]), list(tensors["values"])
+    cores.running = RunningAttention(*(tensors[name] for name in RunningAttention._fields))
+    return progress
