@@ -1,8 +1,11 @@
 """The streamed pass against the plain forward, whole and interrupted anywhere."""
 
+import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -26,6 +29,15 @@ EXACT, SINGLE = doubled(small_model()), small_model().eval()
 
 class Stopped(Exception):
     pass
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_power_cuts() -> Iterator[None]:
+    """Waiting for the disk after each chunk takes longer than all else here."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        patch.setattr(np.memmap, "flush", lambda array: None)
+        yield
 
 
 def run(
@@ -76,18 +88,18 @@ def run(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(huge, "StateFile", Ticking)
         streamed = stream(
-            model, band, (rows, cols), folder=folder, budget=budget, chunk_rows=chunk_rows, **options
+            model, band, (rows, cols), folder=folder, budget=budget, chunk=chunk_rows * cols, **options
         )
     return streamed, found
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(
     rows=st.integers(1, 7),
     cols=st.integers(1, 7),
     budget=st.sampled_from([4, 8, 16]),
     chunk_rows=st.integers(1, 8),
-    part=st.integers(1, 20),
+    part=st.sampled_from([3, 8, 20]),
 )
 @torch.no_grad()
 def test_equals_the_plain_forward(
@@ -100,6 +112,8 @@ def test_equals_the_plain_forward(
             patch.setattr(huge, "CPU_PART", part)
             folder = tmp_path_factory.mktemp("pass")
             streamed, patches = run(model, pixels, folder, budget=budget, chunk_rows=chunk_rows)
+            again, _ = run(model, pixels, folder, budget=budget, chunk_rows=chunk_rows, write=None)
+            assert torch.equal(again.cls, streamed.cls)
         expected = model(pixels, budget)
         close = {"rtol": tolerance, "atol": tolerance}
         torch.testing.assert_close(patches, expected.patches[0], **close)
@@ -107,7 +121,6 @@ def test_equals_the_plain_forward(
         torch.testing.assert_close(streamed.cores, expected.cores, **close)
         again = read(model, streamed.memory, *cut(pixels, grid_corners((16 * rows, 16 * cols))))
         torch.testing.assert_close(again, expected.patches, **close)
-        assert not list(folder.iterdir())
 
 
 @pytest.mark.parametrize("stop", range(1, 39, 2))
@@ -133,28 +146,18 @@ def test_another_pass_starts_anew(tmp_path: Path) -> None:
     with pytest.raises(Stopped):
         run(EXACT, x, tmp_path, chunk_rows=2, stop=8)
     for change in ({"identity": "y"}, {"budget": 16}, {"chunk_rows": 1}):
-        budget = change.get("budget", 8)
         told: list[int] = []
         _, patches = run(EXACT, x + 1, tmp_path, **{"chunk_rows": 2, "advance": told.append, **change})  # type: ignore[arg-type]
         assert told[0] == 0
-        torch.testing.assert_close(patches, EXACT(x + 1, budget).patches[0], rtol=1e-10, atol=1e-10)
+        expected = EXACT(x + 1, change.get("budget", 8)).patches[0]
+        torch.testing.assert_close(patches, expected, rtol=1e-10, atol=1e-10)
+        (tmp_path / "cores.safetensors").unlink()
         with pytest.raises(Stopped):
             run(EXACT, x, tmp_path, chunk_rows=2, stop=8)
     told = []
     (tmp_path / "states").unlink()
     run(EXACT, x, tmp_path, chunk_rows=2, advance=told.append)
     assert told[0] == 0
-
-
-@torch.no_grad()
-def test_more_memory_goes_on_with_the_same_chunks(tmp_path: Path) -> None:
-    x = images(1, 3, 80, 48)
-    with pytest.raises(Stopped):
-        run(EXACT, x, tmp_path, chunk_rows=1, stop=8)
-    told: list[int] = []
-    _, patches = run(EXACT, x, tmp_path, chunk_rows=4, advance=told.append)
-    assert told[0] > 0
-    torch.testing.assert_close(patches, EXACT(x, 8).patches[0], rtol=1e-10, atol=1e-10)
 
 
 @torch.no_grad()

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 VERSION = 1
 CORES, STATES = "cores.safetensors", "states"
+CHUNK = 65_536  # patches between two notes of where the pass is: a second of work for a small model
 CPU_PART = 1024  # patches at a time: their activations stay in the caches; more take a third longer
 GPU_PART = 65_536
 
@@ -48,10 +49,10 @@ class Streamed(NamedTuple):
 
 
 class _Progress(NamedTuple):
-    """Where a pass is: in this layer, this chunk is next."""
+    """Where a pass is: so many chunks are through this layer."""
 
     layer: int
-    chunk: int
+    done: int
 
 
 @torch.no_grad()
@@ -62,10 +63,10 @@ def stream(
     *,
     folder: Path,
     identity: str,
-    chunk_rows: int,
     budget: int | None = None,
     write: Write | None = None,
     advance: Callable[[int], object] = lambda patches: None,
+    chunk: int = CHUNK,
 ) -> Streamed:
     """Run an image whose pixels `band` gives, with its states and its progress in `folder`.
 
@@ -73,25 +74,26 @@ def stream(
         model: In eval mode or not: patches have their true places.
         band: Pixels of some rows of patches.
         grid: Rows and columns of patches.
-        folder: Where the pass keeps its files; they are removed when it is done.
+        folder: Where the pass keeps its files. Remove it when the result is safe: a call before that gives
+            the result again without running a patch.
         identity: What is run. A folder that holds another pass is started anew.
-        chunk_rows: Rows of patches that are held at a time.
         budget: Active cores; by default all.
         write: Takes the patches' features, part by part; a part may come again after an interruption.
-        advance: Told how many patches have passed another layer, those of an earlier call included.
+        advance: Told how many patches have passed another layer: first of an earlier call, then of this one.
+        chunk: Patches between two notes of where the pass is, rounded to whole rows.
     """
     budget = model._check_budget(budget)
-    facts: dict[str, Any] = {"version": VERSION, "identity": identity, "weights": weights_digest(model)}
-    facts |= {"grid": list(grid), "budget": budget, "chunk_rows": chunk_rows}
+    chunks = _chunks(grid, chunk)
+    facts = {"version": VERSION, "identity": identity, "weights": weights_digest(model)}
+    facts |= {"grid": list(grid), "budget": budget, "chunk": len(chunks[0])}
     cores = Cores(model, budget=budget)
     folder.mkdir(parents=True, exist_ok=True)
     progress = _restore(cores, folder / CORES, facts)
-    chunks = _chunks(grid, facts["chunk_rows"])
     states = StateFile(folder / STATES, chunks, model.patch_embed.weight)
     depth = len(model.blocks)
-    advance(progress.layer * grid[0] * grid[1] + sum(map(len, chunks[: progress.chunk])))
+    advance(progress.layer * grid[0] * grid[1] + sum(map(len, chunks[: progress.done])))
     for layer in range(progress.layer, depth):
-        first = progress.chunk if layer == progress.layer else 0
+        first = progress.done if layer == progress.layer else 0
         if not first:
             cores.enter_layer()
         for number in range(first, len(chunks)):
@@ -107,11 +109,14 @@ def stream(
             _save(cores, folder / CORES, facts, _Progress(layer, number + 1))
             advance(len(chunks[number]))
         cores.leave_layer()
-    states.remove()
-    (folder / CORES).unlink()
     found = finish(model, cores.states)
     memory = Memory(torch.stack(cores.keys), torch.stack(cores.values), grid, weights_digest(model))
     return Streamed(found[:, 0], found, memory)
+
+
+def forget(folder: Path) -> None:
+    """Let the next call with this folder start from the beginning."""
+    (folder / CORES).unlink(missing_ok=True)
 
 
 class StateFile:
@@ -138,10 +143,6 @@ class StateFile:
     def flush(self) -> None:
         self.bytes.flush()
 
-    def remove(self) -> None:
-        del self.bytes
-        self.path.unlink()
-
     def _slot(self, layer: int, chunk: int) -> Tensor:
         row = self.bytes[(chunk - layer) % len(self.bytes), : len(self.chunks[chunk])]
         return torch.from_numpy(row).view(self.dtype)
@@ -152,10 +153,10 @@ def part_size(device: torch.device) -> int:
     return CPU_PART if device.type == "cpu" else GPU_PART
 
 
-def _chunks(grid: tuple[int, int], rows: int) -> list[range]:
-    """The patches of each chunk, row-major."""
-    count = grid[0] * grid[1]
-    return [range(start, min(start + rows * grid[1], count)) for start in range(0, count, rows * grid[1])]
+def _chunks(grid: tuple[int, int], size: int) -> list[range]:
+    """The patches of each chunk of whole rows, row-major."""
+    count, size = grid[0] * grid[1], max(1, size // grid[1]) * grid[1]
+    return [range(start, min(start + size, count)) for start in range(0, count, size)]
 
 
 def _embedded(model: "Veca", band: Band, grid: tuple[int, int], chunk: range) -> Iterator[tuple[int, Tensor]]:
@@ -196,17 +197,16 @@ def _save(cores: Cores, path: Path, facts: dict[str, Any], progress: _Progress) 
 
 
 def _restore(cores: Cores, path: Path, facts: dict[str, Any]) -> _Progress:
-    """Put the cores where an earlier call left them, if it was this pass; its chunks stay as large."""
+    """Put the cores where an earlier call left them, if it was this pass."""
     if not path.exists() or not path.with_name(STATES).exists():
         return _Progress(0, 0)
     device = cores.states.device
     with safe_open(path, framework="pt") as file:
         found = json.loads(file.metadata()["facts"])
         tensors = {name: file.get_tensor(name).to(device) for name in file.keys()}  # noqa: SIM118  # no mapping
-    progress = _Progress(found.pop("layer"), found.pop("chunk"))
-    if found | {"chunk_rows": 0} != facts | {"chunk_rows": 0} or found["chunk_rows"] > facts["chunk_rows"]:
+    progress = _Progress(found.pop("layer"), found.pop("done"))
+    if found != facts:
         return _Progress(0, 0)
-    facts["chunk_rows"] = found["chunk_rows"]
     cores.states, cores.coordinates = tensors["states"], tensors["coordinates"]
     cores.keys, cores.values = list(tensors["keys"]), list(tensors["values"])
     cores.running = RunningAttention(*(tensors[name] for name in RunningAttention._fields))
