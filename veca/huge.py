@@ -5,6 +5,7 @@ mapped files: the system keeps of them what it has room for, and lets go of it w
 """
 
 import re
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -47,38 +48,27 @@ def stream_file(
         max_pixels: The largest image to open.
     """
     path = Path(path)
-    bands, side = open_bands(path, max_pixels=max_pixels), model.size.patch_size
-    grid = bands.height // side, bands.width // side
-    if not all(grid):
-        raise ValueError(f"{path}: {bands.width}×{bands.height} pixels are less than a patch of {side}.")
-    _check_memory(model, bands, grid, max_memory)
-    about = path.stat()
-    identity = f"{path.resolve()}, {about.st_size} bytes of {about.st_mtime_ns}"
-    write = None
-    if patches is not None:
-        output = _Output(model, patches, grid)
-        write = output.write
-        if not output.is_old:
+    with open_bands(path, max_pixels=max_pixels) as bands:
+        side = model.size.patch_size
+        grid = bands.height // side, bands.width // side
+        if not all(grid):
+            raise ValueError(f"{path}: {bands.width}×{bands.height} pixels are less than a patch of {side}.")
+        _check_memory(model, bands, grid, max_memory)
+        output = None if patches is None else _Output(model, patches, grid)
+        if output is not None and not output.is_old:
             forget(work)
-    weight = model.patch_embed.weight
-
-    def band(first: int, last: int) -> Tensor:
-        pixels = torch.from_numpy(bands.read(side * first, side * last)[:, : side * grid[1]])
-        return normalise(pixels.permute(2, 0, 1)[None], dtype=weight.dtype)[0]
-
-    total = grid[0] * grid[1] * model.size.depth
-    with progress_bar(path.name, total, unit="patch", unit_scale=True) as progress:
-        advance = _Advance(progress)
-        return stream(
-            model,
-            band,
-            grid,
-            folder=work,
-            identity=f"{identity} to {patches}",
-            budget=budget,
-            write=write,
-            advance=advance,
-        )
+        total = grid[0] * grid[1] * model.size.depth
+        with progress_bar(path.name, total, unit="patch", unit_scale=True) as progress:
+            return stream(
+                model,
+                partial(_band, model, bands),
+                grid,
+                folder=work,
+                identity=_identity(path, patches),
+                budget=budget,
+                write=output and output.write,
+                advance=_Advance(progress),
+            )
 
 
 def needed_memory(model: Veca, bands: Bands, grid: tuple[int, int]) -> int:
@@ -139,6 +129,19 @@ class _Advance:
             self.begun = True
         else:
             self.bar.update(patches)
+
+
+def _band(model: Veca, bands: Bands, first: int, last: int) -> Tensor:
+    """Normalised pixels of rows of patches, (3, rows·p, columns·p)."""
+    side = model.size.patch_size
+    pixels = torch.from_numpy(bands.read(side * first, side * last)[:, : bands.width // side * side])
+    return normalise(pixels.permute(2, 0, 1)[None], dtype=model.patch_embed.weight.dtype)[0]
+
+
+def _identity(path: Path, patches: Path | None) -> str:
+    """What a pass that was stopped must have in common with the one that goes on."""
+    about = path.stat()
+    return f"{path.resolve()}, {about.st_size} bytes of {about.st_mtime_ns}, to {patches}"
 
 
 def _check_memory(model: Veca, bands: Bands, grid: tuple[int, int], max_memory: int | None) -> None:

@@ -6,7 +6,8 @@ samples keep their high byte, transparency is composited on white, of several pa
 image that would have to be decoded whole all the same is refused, with what to convert it to.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,17 +34,19 @@ class Bands(NamedTuple):
     read: Callable[[int, int], Pixels]  # first and last row → (rows, width, 3), the first never falling back
 
 
-def open_bands(path: Path | str, *, max_pixels: int = MAX_PIXELS) -> Bands:
-    """Open an image of at most `max_pixels`; ValueError says what to do with one that cannot be read so."""
+@contextmanager
+def open_bands(path: Path | str, *, max_pixels: int = MAX_PIXELS) -> Iterator[Bands]:
+    """An open image of at most `max_pixels`; ValueError says what to do with one that cannot be read."""
     path = Path(path)
     check_regular(path)
     with path.open("rb") as file:
         is_tiff = file.read(4) in TIFF_STARTS
-    try:
-        bands = _open_tiff(path, max_pixels) if is_tiff else _open_vips(path, max_pixels)
-    except BadImage as error:
-        raise ValueError(f"{path}: {error}") from None
-    return bands
+    with ExitStack() as stack:
+        try:
+            bands = _open_tiff(path, max_pixels, stack) if is_tiff else _open_vips(path, max_pixels)
+        except BadImage as error:
+            raise ValueError(f"{path}: {error}") from None
+        yield bands
 
 
 def _check_size(width: int, height: int, max_pixels: int) -> None:
@@ -55,12 +58,12 @@ def _check_size(width: int, height: int, max_pixels: int) -> None:
         )
 
 
-def _open_tiff(path: Path, max_pixels: int) -> Bands:
+def _open_tiff(path: Path, max_pixels: int, stack: ExitStack) -> Bands:
     require_extra("huge", "tifffile")
     from tifffile import TiffFile, TiffFileError
 
     try:
-        page: Any = TiffFile(path).pages.first
+        page: Any = stack.enter_context(TiffFile(path)).pages.first
         width, height = page.imagewidth, page.imagelength
         _check_size(width, height, max_pixels)
         rows = min(page.tilelength if page.is_tiled else page.rowsperstrip, height)
@@ -192,6 +195,6 @@ def _open_vips(path: Path, max_pixels: int) -> Bands:
             data = region.fetch(0, top, image.width, bottom - top)
         except pyvips.Error as error:
             raise ValueError(f"{path}: {' '.join(str(error).split())}. Make the file again.") from None
-        return np.frombuffer(data, np.uint8).reshape(bottom - top, image.width, 3)
+        return np.frombuffer(data, np.uint8).reshape(bottom - top, image.width, 3).copy()  # writable
 
     return Bands(image.width, image.height, 3 * image.width * 1024, read)  # libvips keeps some lines
