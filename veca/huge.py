@@ -66,7 +66,7 @@ def stream_file(
                 folder=work,
                 identity=_identity(path, patches),
                 budget=budget,
-                write=output and output.write,
+                write=None if output is None else output.write,
                 advance=_Advance(progress),
             )
 
