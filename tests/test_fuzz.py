@@ -25,11 +25,11 @@ from tests.runs import write_recipe
 from veca import create_model, load_model
 from veca.cli.fit import VecaCLI
 from veca.cli.main import main
-from veca.data.batches import BatchDataset, FreshViews, Request
 from veca.data.decode import BadImage, decode
-from veca.data.index import load_index, shard_name
+from veca.data.index import Shard, check_shards, load_index, open_sources, shard_name
+from veca.data.loader import BatchDataset, FreshViews
+from veca.data.order import Request
 from veca.data.reader import ShardReader
-from veca.data.sources import Shard, check_shards, open_sources
 from veca.train.checkpointing import SafeCheckpointIO, newest_intact
 
 CASES = 400  # of each of the five kinds

@@ -31,9 +31,8 @@ from torch.nn import functional as F
 from veca.checkpoint import load_model
 from veca.data.decode import BadImage, decode, decode_pixels
 from veca.data.folders import REPEATED_FILE, check_regular, find_files, read_file
-from veca.data.index import INDEX_NAME, SPLITS
+from veca.data.index import INDEX_NAME, SPLITS, check_shards, open_sources
 from veca.data.reader import BadSample, ShardReader
-from veca.data.sources import check_shards, open_sources
 from veca.data.views import centre_crop, check_resolution, normalise
 from veca.model import Veca
 from veca.utils.files import atomic_path, check_writable, write_text_atomic

@@ -10,19 +10,22 @@ import lzma
 import os
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, NamedTuple, cast
+from typing import IO, Any, NamedTuple, cast
 
 from veca.data.decode import BadImage
 from veca.data.folders import MAX_FILE_BYTES
 from veca.data.tars import BrokenArchive, DamagedTar, Header, TarStream, list_members, open_archive
-from veca_data.images import is_image_name
 
-ZIP_SUFFIXES = (".zip",)
-PLAIN_SUFFIXES = (".tar",)
 STREAM_SUFFIXES = (".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz")
+ARCHIVE_SUFFIXES = (".zip", ".tar", *STREAM_SUFFIXES)
+# Files with these endings are taken from a folder or an archive; some are unreadable here, so that
+# such a photo becomes a reject with a reason instead of vanishing.
+_IMAGE_NAMES = "jpg jpeg jpe jfif png webp gif bmp tif tiff ppm pgm pbm avif heic heif jp2 jxl"
+IMAGE_SUFFIXES = frozenset(_IMAGE_NAMES.split())
 
+_OPENERS: dict[str, Callable[[IO[bytes]], Any]] = {"gz": gzip.open, "bz2": bz2.open, "xz": lzma.open}
 _BROKEN = (DamagedTar, EOFError, zlib.error, lzma.LZMAError, OSError, MemoryError)
 _PIECE = 2**20
 _MAX_RATIO = 200  # of a large archive: images hardly compress
@@ -46,31 +49,44 @@ class Member(NamedTuple):
     problem: str | None = None
 
 
+class ZipRecord(NamedTuple):
+    """One record of a zip's directory."""
+
+    name: str
+    size: int
+    packed_size: int
+    method: int
+    flags: int
+    crc: int
+    header_place: int
+    record_size: int
+
+
+def is_image_name(name: str) -> bool:
+    return "." in name and name.rpartition(".")[2].lower() in IMAGE_SUFFIXES
+
+
+def hides(name: str) -> bool:
+    """Whether a file is an operating system's own: hidden, or macOS's shadow of a real one."""
+    return any(
+        part.startswith(".") or part == "__MACOSX" for part in name.split("/") if part not in (".", "..")
+    )
+
+
 def list_archive(path: Path) -> Iterator[Member]:
-    """Each file of a zip or a plain tar, by its directory alone."""
-    if not path.name.lower().endswith(ZIP_SUFFIXES):
-        yield from list_tar(path)
-        return
-    for member, place in list_zip(path):
-        large = member.size > MAX_FILE_BYTES
-        yield Member(member.name, member.size, place, f"too-large: {member.size:,} bytes" if large else None)
+    """Each file of a zip or a plain tar, by its directory or its headers alone."""
+    with open_archive(path) as file:
+        if _is_zip(path):
+            yield from _list_zip(path, file)
+        else:
+            yield from (_member(header) for header in list_members(path, file) if not header.is_folder)
 
 
 def read_at(path: Path, place: int, size: int) -> bytes:
     """The content of the file that `list_archive` found at `place`."""
-    if path.name.lower().endswith(ZIP_SUFFIXES):
-        return read_zip_member(path, place)
     with open_archive(path) as file:
         file.seek(place)
-        return file.read(size)
-
-
-def list_tar(path: Path) -> Iterator[Member]:
-    """Each file of a plain tar, by headers alone."""
-    with open_archive(path) as file:
-        for header in list_members(path, file):
-            if not header.is_folder:
-                yield _member(header, place=header.place)
+        return _read_zip_member(path, file) if _is_zip(path) else file.read(size)
 
 
 def stream_tar(path: Path) -> Iterator[tuple[Member, bytes]]:
@@ -84,7 +100,7 @@ def stream_tar(path: Path) -> Iterator[tuple[Member, bytes]]:
                 if header.is_folder:
                     continue
                 number += 1
-                member = _member(header, place=0)
+                member = _member(header)
                 wanted = member.problem is None and is_image_name(member.name)
                 yield member, tar.read(header) if wanted else b""
             # The checksum comes after the last member: only reading on verifies it.
@@ -101,14 +117,7 @@ def stream_images(path: Path, prefix: str = "") -> Iterator[tuple[Member, bytes]
             yield member._replace(name=prefix + member.name), data
 
 
-def hides(name: str) -> bool:
-    """Whether a file is an operating system's own: hidden, or macOS's shadow of a real one."""
-    return any(
-        part.startswith(".") or part == "__MACOSX" for part in name.split("/") if part not in (".", "..")
-    )
-
-
-def _member(header: Header, *, place: int) -> Member:
+def _member(header: Header) -> Member:
     problem = None
     if header.is_link:
         problem = f"link inside an archive, to {header.link}"
@@ -116,94 +125,70 @@ def _member(header: Header, *, place: int) -> Member:
         problem = "not an ordinary file inside an archive"
     elif header.size > MAX_FILE_BYTES:
         problem = f"too-large: {header.size:,} bytes; the limit is {MAX_FILE_BYTES:,}"
-    return Member(header.name.removeprefix("./"), header.size, place, problem)
+    return Member(header.name.removeprefix("./"), header.size, header.place, problem)
 
 
 class _Decompressed:
     """A compressed file from its start; DamagedTar where it swells beyond what images can."""
 
     def __init__(self, path: Path, file: IO[bytes]) -> None:
-        name = path.name.lower()
         self._packed = file
-        self._raw: IO[bytes]
-        if name.endswith("gz"):
-            self._raw = cast(IO[bytes], gzip.GzipFile(fileobj=file, mode="rb"))
-        elif name.endswith("bz2"):
-            self._raw = bz2.BZ2File(file, "rb")
-        else:
-            self._raw = lzma.LZMAFile(file, "rb")  # noqa: SIM115  it ends with the file it reads
+        self._raw = next(opener for end, opener in _OPENERS.items() if path.name.lower().endswith(end))(file)
         self._size = 0
 
     def read(self, size: int) -> bytes:
-        data = self._raw.read(size)
+        data: bytes = self._raw.read(size)
         self._size += len(data)
         if self._size > MAX_FILE_BYTES and self._size > _MAX_RATIO * self._packed.tell():
             raise DamagedTar(f"it swells to more than {_MAX_RATIO} times its size")
         return data
 
 
-class ZipMember(NamedTuple):
-    """One record of a zip's directory."""
-
-    name: str
-    size: int
-    packed_size: int
-    method: int
-    flags: int
-    crc: int
-    header_place: int
-    record_size: int
+def _is_zip(path: Path) -> bool:
+    return path.name.lower().endswith(".zip")
 
 
-def list_zip(path: Path) -> Iterator[tuple[ZipMember, int]]:
-    """Each file in the archive, with the place of its directory record."""
-    with open_archive(path) as file:
-        place, count = _find_directory(file, path)
-        room = place
-        file.seek(place)
-        for _ in range(count):
-            member = _read_record(file, path)
-            room -= member.packed_size
-            if room < 0:  # a bomb: the same bytes again and again
-                raise BrokenArchive(path, "its files overlap, or reach past its end")
-            if not member.name.endswith("/"):
-                yield member, place
-            place += member.record_size
+def _list_zip(path: Path, file: IO[bytes]) -> Iterator[Member]:
+    place, count = _find_directory(file, path)
+    room = place
+    file.seek(place)
+    for _ in range(count):
+        record = _read_record(file, path)
+        room -= record.packed_size
+        if room < 0:  # a bomb: the same bytes again and again
+            raise BrokenArchive(path, "its files overlap, or reach past its end")
+        if not record.name.endswith("/"):
+            large = f"too-large: {record.size:,} bytes" if record.size > MAX_FILE_BYTES else None
+            yield Member(record.name, record.size, place, large)
+        place += record.record_size
 
 
-def read_zip_member(path: Path, place: int) -> bytes:
-    """The content of the member whose directory record lies at `place`."""
-    with open_archive(path) as file:
-        length = os.fstat(file.fileno()).st_size
-        file.seek(place)
-        member = _read_record(file, path)
-        if member.size > MAX_FILE_BYTES:
-            raise BadImage("too-large", f"{member.size:,} bytes; the limit is {MAX_FILE_BYTES:,}")
-        if member.header_place + member.packed_size > length:
-            raise BadImage("damaged", "the zip archive ends before its file does")
-        if member.flags & _ENCRYPTED:
-            raise BadImage("encrypted", "the zip archive asks for a password")
-        if member.method not in (_STORED, _DEFLATED):
-            raise BadImage("unsupported", f"zip compression method {member.method}; repack with deflate")
-        file.seek(member.header_place)
-        header = file.read(_LOCAL.size)
-        if len(header) < _LOCAL.size or not header.startswith(b"PK\3\4"):
-            raise BadImage("damaged", "the zip archive has no file where its directory says")
-        *_, name_size, extra_size = _LOCAL.unpack(header)
-        file.seek(name_size + extra_size, os.SEEK_CUR)
-        packed = file.read(member.packed_size)
-    return _unpack(packed, member)
-
-
-def _unpack(packed: bytes, member: ZipMember) -> bytes:
-    data = packed
-    if member.method == _DEFLATED:
+def _read_zip_member(path: Path, file: IO[bytes]) -> bytes:
+    """The content of the member at whose directory record the file stands."""
+    length = os.fstat(file.fileno()).st_size
+    record = _read_record(file, path)
+    if record.size > MAX_FILE_BYTES:
+        raise BadImage("too-large", f"{record.size:,} bytes; the limit is {MAX_FILE_BYTES:,}")
+    if record.header_place + record.packed_size > length:
+        raise BadImage("damaged", "the zip archive ends before its file does")
+    if record.flags & _ENCRYPTED:
+        raise BadImage("encrypted", "the zip archive asks for a password")
+    if record.method not in (_STORED, _DEFLATED):
+        raise BadImage("unsupported", f"zip compression method {record.method}; repack with deflate")
+    file.seek(record.header_place)
+    header = file.read(_LOCAL.size)
+    if len(header) < _LOCAL.size or not header.startswith(b"PK\3\4"):
+        raise BadImage("damaged", "the zip archive has no file where its directory says")
+    *_, name_size, extra_size = _LOCAL.unpack(header)
+    file.seek(name_size + extra_size, os.SEEK_CUR)
+    data = file.read(record.packed_size)
+    if record.method == _DEFLATED:
         try:
             # One byte more than promised is enough to notice a bomb.
-            data = zlib.decompressobj(-15).decompress(packed, member.size + 1)
+            data = zlib.decompressobj(-15).decompress(data, record.size + 1)
         except zlib.error as error:
             raise BadImage("damaged", f"zip: {error}") from None
-    if len(data) != member.size or zlib.crc32(data) != member.crc:
+    if len(data) != record.size or zlib.crc32(data) != record.crc:
         raise BadImage("damaged", "zip: size or checksum differs from the archive's directory")
     return data
 
@@ -240,7 +225,7 @@ def _find_directory64(file: IO[bytes], end: int, path: Path) -> tuple[int, int, 
     return end64, fields[7], fields[8], fields[9]
 
 
-def _read_record(file: IO[bytes], path: Path) -> ZipMember:
+def _read_record(file: IO[bytes], path: Path) -> ZipRecord:
     fields = file.read(_RECORD.size)
     if len(fields) < _RECORD.size or not fields.startswith(b"PK\1\2"):
         raise BrokenArchive(path, "its zip directory ends early")
@@ -249,7 +234,7 @@ def _read_record(file: IO[bytes], path: Path) -> ZipMember:
     name = rest[:n].decode("utf-8" if flags & _UTF8 else "cp437", "surrogateescape")
     large = iter(_zip64_values(rest[n : n + x]))
     size, packed, place = (next(large, v) if v == _IN_EXTRA else v for v in (size, packed, place))
-    return ZipMember(name, size, packed, method, flags, crc, place, _RECORD.size + n + x + c)
+    return ZipRecord(name, size, packed, method, flags, crc, place, _RECORD.size + n + x + c)
 
 
 def _zip64_values(extra: bytes) -> list[int]:

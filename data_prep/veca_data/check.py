@@ -12,6 +12,7 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,16 +21,16 @@ from numpy.typing import NDArray
 
 from veca.data.decode import BadImage, decode
 from veca.data.index import INDEX_NAME, SPLITS, ShardInfo, load_index, load_offsets, offsets_name
-from veca.data.stored_targets import BLOCK, Cache, CacheSpec, Layout, is_cache, npy_rows, open_cache
-from veca.data.tars import BrokenArchive, list_members, open_archive, read_member
+from veca.data.stored_targets import Cache, CacheSpec, Layout, is_cache, npy_rows, open_cache
+from veca.data.tars import BLOCK, BrokenArchive, list_members, open_archive, read_member
 from veca_data.pool import advance, num_workers, run_tasks
+from veca_data.source import hash_names
 
 IMAGES = ("jpg", "png", "webp")
 ALLOWED = (*IMAGES, "json", "npy", "safetensors")
 
 _KEY = re.compile(r"[A-Za-z0-9_-]+")
 _SHOWN = 20  # problems of one shard that are told in full
-_PIECE = 2**22
 
 
 class Finding(NamedTuple):
@@ -40,7 +41,7 @@ class Finding(NamedTuple):
     keys: NDArray[np.uint64]  # hashes
 
 
-class Member(NamedTuple):
+class TarMember(NamedTuple):
     """One file of a tar, and where it stands."""
 
     key: str
@@ -95,60 +96,41 @@ def check_shard(folder: Path, decode_images: bool, spec: CacheSpec | None, shard
     path = folder / shard.name
     problems: list[str] = []
     if not path.is_file():
-        return Finding(shard.name, ["missing"], np.zeros(0, dtype=np.uint64))
-    if path.stat().st_size != shard.bytes:
-        problems.append(f"has {path.stat().st_size:,} bytes; the index says {shard.bytes:,}")
-    if _sha256(path) != shard.sha256:
-        problems.append("sha256 differs from the index")
-    starts: list[int] = []
+        return Finding(shard.name, ["missing"], hash_names([]))
+    size = path.stat().st_size
+    if size != shard.bytes:
+        problems.append(f"has {size:,} bytes; the index says {shard.bytes:,}")
+    with path.open("rb") as file:
+        if hashlib.file_digest(file, "sha256").hexdigest() != shard.sha256:
+            problems.append("sha256 differs from the index")
+    advance(size)
+    bounds = [0]
     keys: list[str] = []
-    stop = 0
+    seen: set[str] = set()
     try:
-        for sample in _samples(path, problems, allowed):
-            starts.append(sample[0].start)
-            stop = sample[-1].stop
-            keys.append(sample[0].key)
+        for key, members in groupby(_members(path, problems, allowed), lambda member: member.key):
+            if key in seen:
+                problems.append(f"{key}: its members are not adjacent, or the key comes twice")
+            sample = list(members)
+            bounds[-1:] = [sample[0].start, sample[-1].stop]
+            keys.append(key)
+            seen.add(key)
             if spec and layout:
-                members = {member.suffix: member.data for member in sample}
-                problems += (f"{sample[0].key}: {line}" for line in _target_problems(spec, layout, members))
+                contents = {member.suffix: member.data for member in sample}
+                problems += (f"{key}: {line}" for line in _target_problems(spec, layout, contents))
             else:
-                problems += _sample_problems(sample, decode_images)
+                problems += (f"{key}: {line}" for line in _sample_problems(sample, decode_images))
     except BrokenArchive as error:
         problems.append(f"damaged tar after {len(keys):,} samples: {error.what}")
     if len(keys) != shard.samples:
         problems.append(f"holds {len(keys):,} samples; the index says {shard.samples:,}")
-    problems += _offset_problems(folder / offsets_name(shard.name), [*starts, stop])
+    problems += _offset_problems(folder / offsets_name(shard.name), bounds)
     if spec:
         problems += _order_problems(folder, shard.name, keys)
-    return Finding(shard.name, problems, _hashes(keys))
+    return Finding(shard.name, problems, hash_names(map(os.fsencode, sorted(seen))))
 
 
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb", buffering=0) as file:
-        while piece := file.read(_PIECE):
-            advance(len(piece))
-            digest.update(piece)
-    return digest.hexdigest()
-
-
-def _samples(path: Path, problems: list[str], allowed: Sequence[str]) -> Iterator[list[Member]]:
-    """Neighbouring members with one key; names what is out of place."""
-    seen: set[str] = set()
-    sample: list[Member] = []
-    for member in _members(path, problems, allowed):
-        if sample and member.key != sample[0].key:
-            yield sample
-            sample = []
-        if not sample and member.key in seen:
-            problems.append(f"{member.key}: its members are not adjacent, or the key comes twice")
-        seen.add(member.key)
-        sample.append(member)
-    if sample:
-        yield sample
-
-
-def _members(path: Path, problems: list[str], allowed: Sequence[str]) -> Iterator[Member]:
+def _members(path: Path, problems: list[str], allowed: Sequence[str]) -> Iterator[TarMember]:
     with open_archive(path) as file:
         for info in list_members(path, file):
             key, _, suffix = info.name.partition(".")
@@ -161,37 +143,36 @@ def _members(path: Path, problems: list[str], allowed: Sequence[str]) -> Iterato
             elif suffix not in allowed:
                 problems.append(f"{info.name}: forbidden member; allowed are {', '.join(allowed)}")
             data = read_member(path, file, info) if info.is_regular else b""
-            yield Member(key, suffix, info.start, info.stop, data)
+            yield TarMember(key, suffix, info.start, info.stop, data)
 
 
-def _sample_problems(sample: list[Member], decode_images: bool) -> Iterator[str]:
-    key = sample[0].key
+def _sample_problems(sample: list[TarMember], decode_images: bool) -> Iterator[str]:
     by_suffix = {member.suffix: member.data for member in sample}
     if len(by_suffix) < len(sample):
-        yield f"{key}: a member comes twice"
+        yield "a member comes twice"
     pictures = [suffix for suffix in by_suffix if suffix in IMAGES]
     if len(pictures) > 1:
-        yield f"{key}: holds {len(pictures)} images"
+        yield f"holds {len(pictures)} images"
     if not set(by_suffix) & set(ALLOWED) - {"json"}:
-        yield f"{key}: holds no image and no array"
+        yield "holds no image and no array"
     if "json" not in by_suffix:
-        yield f"{key}: member .json is missing"
+        yield "member .json is missing"
         return
     try:
         about = json.loads(by_suffix["json"])
         size = (about["width"], about["height"]) if pictures else None
     except (ValueError, KeyError, TypeError) as error:
-        yield f"{key}: .json is damaged: {error!r}"
+        yield f".json is damaged: {error!r}"
         return
     if not decode_images or not pictures:
         return
     try:
         height, width, _ = decode(by_suffix[pictures[0]]).shape
     except BadImage as error:
-        yield f"{key}: does not decode: {error}"
+        yield f"does not decode: {error}"
         return
     if (width, height) != size:
-        yield f"{key}: is {width}×{height}; its .json says {size}"
+        yield f"is {width}×{height}; its .json says {size}"
 
 
 def _offset_problems(path: Path, wanted: list[int]) -> Iterator[str]:
@@ -207,11 +188,6 @@ def _offset_problems(path: Path, wanted: list[int]) -> Iterator[str]:
         yield f"{path.name} disagrees with the tar"
 
 
-def _hashes(keys: list[str]) -> NDArray[np.uint64]:
-    digests = b"".join(hashlib.blake2b(key.encode(), digest_size=8).digest() for key in sorted(set(keys)))
-    return np.frombuffer(digests, dtype=np.uint64)
-
-
 def _keys_in_two_shards(folder: Path, findings: list[Finding]) -> Iterator[str]:
     if not findings:
         return
@@ -222,8 +198,7 @@ def _keys_in_two_shards(folder: Path, findings: list[Finding]) -> Iterator[str]:
         first, second = (findings[owners[j]].shard for j in order[i : i + 2])
         # Only hashes were kept; the name is worth a second look at one shard.
         names = (member.key for member in _members(folder / second, [], ALLOWED))
-        wanted = keys[order[i]]
-        name = next(name for name in names if _hashes([name])[0] == wanted)
+        name = next(name for name in names if hash_names([os.fsencode(name)])[0] == keys[order[i]])
         yield f"{second}: key {name} also lies in {first}"
 
 
@@ -248,16 +223,14 @@ def _cache_problems(cache: Cache) -> Iterator[str]:
 
 def _target_problems(spec: CacheSpec, layout: Layout, members: dict[str, bytes]) -> Iterator[str]:
     """What is wrong with one sample; `members` maps suffixes to contents in the order of the tar."""
-    from veca.data.augment import view_from_json  # only here: loads torch
+    from veca.data.views import view_from_json  # only here: loads torch
 
     try:
         about = json.loads(members["json"])
         if about["targets"] != spec.fingerprint:
             yield f"belongs to the cache {about['targets']}"
         wanted = [] if "skipped" in about else list(layout.members)
-        views = {
-            f"{name}.npy": view_from_json(json.dumps(view)) for name, view in about.get("views", {}).items()
-        }
+        views = {f"{name}.npy": view_from_json(view) for name, view in about.get("views", {}).items()}
     except (KeyError, TypeError, ValueError) as error:
         yield f".json is missing or damaged: {error!r}"
         return

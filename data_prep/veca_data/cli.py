@@ -6,10 +6,10 @@ Exit status: 0 done, 1 the work failed or problems were found, 2 the request was
 import argparse
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 _SOURCES = """\
 SOURCE is one of
@@ -18,12 +18,6 @@ SOURCE is one of
   Objects365 as downloaded (train/patchN.tar.gz + val/images/v1/…), read without unpacking
   an archive (.zip, .tar, .tar.gz, .tar.bz2, .tar.xz), or a folder of archives
   a text file (.txt, .lst) with one path per line, relative to that file"""
-
-_SAMPLE_HELP = "Make a folder of small generated images, to try everything else with."
-_MERGE_HELP = "Write the index of shards that several machines made with --part."
-_CHECK_HELP = "Compare index.json with the tars, and name every problem."
-_SCAN_HELP = f"Read a source and report what is in it.\n\n{_SOURCES}"
-_ESTIMATE_HELP = f"Tell bytes and hours before anything is written.\n\n{_SOURCES}"
 
 _SHARDS_HELP = f"""\
 Turn images into shards: tars of samples, index.json, and rejects.jsonl with what could not be used.
@@ -41,7 +35,6 @@ more examples:
   veca data shards objects365 --out shards --part 3/16       on the fourth of 16 machines, then
   veca data merge shards                                     when all 16 are done"""
 
-
 _CACHE_HELP = """\
 Run a teacher once over shards, and keep its targets beside them, in SHARDS/targets-FINGERPRINT.
 
@@ -52,7 +45,6 @@ room: `veca data estimate` tells how much.
 
 Stop it at any time: the same command keeps the finished shards and makes the rest, with the same bytes."""
 
-_CACHE_EXAMPLE = "shards --config pretrain_small --views 8 --dtype int8"
 _CACHE_EXAMPLES = """\
 more examples:
   veca data cache shards --config pretrain_base --views 4
@@ -60,6 +52,16 @@ more examples:
   veca data cache shards --config pretrain_base \\
       --teacher '{class_path: veca.teachers.TransformersTeacher, init_args: {name_or_path: models/vitb16}}'
   srun veca data cache shards --config … --num-nodes 4      under SLURM, see recipes/slurm/cache.sbatch"""
+
+
+class DataVerb(NamedTuple):
+    """One word of the command line."""
+
+    run: str  # module:function
+    arguments: tuple[str, ...]  # keys of _ARGUMENTS
+    example: str
+    help: str
+    more: str = ""  # examples
 
 
 class _Parser(argparse.ArgumentParser):
@@ -105,144 +107,21 @@ def _command(prog: str) -> str:
 def _parser(prog: str) -> argparse.ArgumentParser:
     parser = _Parser(prog=prog, description="The data stage: from images to shards that training reads.")
     verbs = parser.add_subparsers(required=True, metavar="VERB", parser_class=_Parser)
-    for name, (run, text, example, more, add_arguments) in _VERBS.items():
-        verb = verbs.add_parser(
+    for name, verb in _VERBS.items():
+        sub = verbs.add_parser(
             name,
-            help=text.splitlines()[0],
-            description=f"example: veca data {name} {example}\n\n{text}",
-            epilog=more,
+            help=verb.help.splitlines()[0],
+            description=f"example: veca data {name} {verb.example}\n\n{verb.help}",
+            epilog=verb.more,
             formatter_class=argparse.RawDescriptionHelpFormatter,
+            argument_default=argparse.SUPPRESS,  # what is not given has the function's own default
         )
-        verb.set_defaults(run=run)
-        add_arguments(verb)
+        sub.set_defaults(run=verb.run)
+        for key in verb.arguments:
+            argument, _, metavar = key.partition(" ")
+            more: dict[str, Any] = {"metavar": metavar} if metavar else {}
+            sub.add_argument(argument, **more, **_ARGUMENTS[key])
     return parser
-
-
-def _sample_arguments(parser: Any) -> None:
-    add = parser.add_argument
-    add("--out", type=Path, required=True, help="folder to write")
-    add("--count", type=int, default=2000, help="number of images (default: %(default)s)")
-    add("--size", type=int, default=256, help="side in pixels (default: %(default)s)")
-    add("--seed", type=int, default=0, help="another seed, other images (default: %(default)s)")
-    _add_workers(add)
-
-
-def _scan_arguments(parser: Any) -> None:
-    add = parser.add_argument
-    _add_source(add)
-    _add_annotations(add)
-    add("--findings", type=Path, help="write all rejects and copies there, one JSON per line")
-    _add_workers(add)
-
-
-def _shards_arguments(parser: Any) -> None:
-    add = parser.add_argument
-    _add_source(add)
-    _add_annotations(add)
-    add("--out", type=Path, required=True, help="folder to write")
-    size = parser.add_mutually_exclusive_group().add_argument
-    size("--shard-bytes", type=_size, help="source bytes per shard (default: 256MB)")
-    size("--shard-samples", type=int, help="images per shard instead; about so many from compressed tars")
-    add(
-        "--val-share",
-        type=float,
-        help="share of the images for validation (default: 0.01, or the source's own val folder)",
-    )
-    _add_encoding(add)
-    add("--seed", type=int, default=0, help="of the shuffle and the val share (default: %(default)s)")
-    _add_workers(add)
-    add("--part", type=_part, help="make part I/N of the shards, I from 0 to N-1", metavar="I/N")
-    _add_max_rejects(add)
-
-
-def _merge_arguments(parser: Any) -> None:
-    add = parser.add_argument
-    add("out", type=Path, metavar="FOLDER", help="the --out of all parts")
-    _add_max_rejects(add)
-
-
-def _check_arguments(parser: Any) -> None:
-    add = parser.add_argument
-    add("folder", type=Path, metavar="FOLDER", help="folder with index.json")
-    add("--decode", dest="decode_images", action="store_true", help="also decode every image")
-    _add_workers(add)
-
-
-def _estimate_arguments(parser: Any) -> None:
-    add = parser.add_argument
-    _add_source(add)
-    _add_encoding(add)
-    _add_workers(add)
-    add("--samples", type=int, default=64, help="images to try (default: %(default)s)")
-    add = parser.add_argument_group("cached targets").add_argument
-    add("--teacher", choices=("small", "small_plus", "base", "large"), help="size of the teacher")
-    add("--resolutions", type=_numbers, default=[256], metavar="R,R,…", help="in pixels (default: 256)")
-    _add_storage(add)
-
-
-def _cache_arguments(parser: Any) -> None:
-    add = parser.add_argument
-    add("shards", type=Path, metavar="SHARDS", help="folder with index.json")
-    add(
-        "--config",
-        type=Path,
-        metavar="RECIPE",
-        help="take teacher, resolutions and precision of this recipe, a path or a packaged name",
-    )
-    add("--teacher", metavar="CLASS", help="a class path or, as in a recipe, {class_path: …, init_args: {…}}")
-    add("--resolutions", type=_numbers, metavar="R,R,…", help="in pixels (default: 256)")
-    _add_storage(add)
-    add("--seed", type=int, default=42, help="of the views (default: %(default)s)")
-    add("--batch-size", type=int, help="views the teacher takes at once (default: 64, on a CPU 16)")
-    add(
-        "--precision",
-        help="32-true, bf16-mixed, or auto: bf16-mixed on GPUs and on CPUs that multiply bf16, else 32-true "
-        "(default: the recipe's, else 32-true)",
-    )
-    add("--accelerator", default="auto", help="cpu, gpu, … (default: %(default)s)")
-    add("--devices", default="auto", help="how many per machine (default: %(default)s)")
-    add("--num-nodes", type=int, default=1, help="machines (default: %(default)s)")
-    _add_workers(add)
-
-
-def _add_storage(add: Any) -> None:
-    add("--views", type=int, default=4, help="views per training image (default: %(default)s)")
-    add("--dtype", choices=("fp16", "bf16", "int8"), default="fp16", help="(default: %(default)s)")
-
-
-def _add_source(add: Any) -> None:
-    add("source", type=Path, metavar="SOURCE", help="folder, archive or list of paths")
-
-
-def _add_annotations(add: Any) -> None:
-    add(
-        "--annotations",
-        type=Path,
-        action="append",
-        default=[],
-        metavar="JSON",
-        help="an Objects365 annotation file (may be repeated); images it lists that are missing become "
-        "rejects. Files named zhiyuan_objv2_{train,val}.json inside SOURCE are found by themselves",
-    )
-
-
-def _add_encoding(add: Any) -> None:
-    add("--max-short-side", type=int, metavar="PIXELS", help="re-encode as JPEG, shrunk to this short side")
-    add("--quality", type=int, help="re-encode as JPEG of this quality, 1–95 (when re-encoding: 92)")
-
-
-def _add_workers(add: Any) -> None:
-    add("--workers", type=int, help="processes (default: one per core this process may use)")
-
-
-def _add_max_rejects(add: Any) -> None:
-    add(
-        "--max-rejects",
-        type=float,
-        default=0.01,
-        metavar="SHARE",
-        help="fail, without an index, above this share of rejects (default: %(default)s)",
-    )
 
 
 def _size(text: str) -> int:
@@ -253,13 +132,11 @@ def _size(text: str) -> int:
     return int(float(match[1]) * units[match[2] or ""])
 
 
-def _part(text: str) -> object:
-    from veca_data.pack import Part
-
+def _part(text: str) -> tuple[int, int]:
     match = re.fullmatch(r"(\d+)/(\d+)", text)
     if not match:
         raise argparse.ArgumentTypeError(f"a part looks like 0/4; got {text!r}")
-    return Part(int(match[1]), int(match[2]))
+    return int(match[1]), int(match[2])
 
 
 def _numbers(text: str) -> list[int]:
@@ -269,13 +146,103 @@ def _numbers(text: str) -> list[int]:
         raise argparse.ArgumentTypeError(f"numbers look like 256,512; got {text!r}") from None
 
 
-# Name: function, help, example, more examples, arguments. An option has the name of the argument it sets.
-_VERBS: dict[str, tuple[str, str, str, str, Callable[[Any], None]]] = {
-    "sample": ("sample:make_sample", _SAMPLE_HELP, "--out sample --count 500", "", _sample_arguments),
-    "scan": ("inspect:scan", _SCAN_HELP, "photos", "", _scan_arguments),
-    "shards": ("pack:make_shards", _SHARDS_HELP, "photos --out shards", _SHARDS_EXAMPLES, _shards_arguments),
-    "merge": ("pack:merge_parts", _MERGE_HELP, "shards", "", _merge_arguments),
-    "check": ("check:check", _CHECK_HELP, "shards", "", _check_arguments),
-    "estimate": ("inspect:estimate", _ESTIMATE_HELP, "photos --max-short-side 864", "", _estimate_arguments),
-    "cache": ("cache:cache", _CACHE_HELP, _CACHE_EXAMPLE, _CACHE_EXAMPLES, _cache_arguments),
+# Name, and how its value is called in the help; an option has the name of the function's argument it sets.
+_ARGUMENTS: dict[str, dict[str, Any]] = {
+    "source SOURCE": {"type": Path, "help": "folder, archive or list of paths"},
+    "shards SHARDS": {"type": Path, "help": "folder with index.json"},
+    "folder FOLDER": {"type": Path, "help": "folder with index.json"},
+    "out FOLDER": {"type": Path, "help": "the --out of all parts"},
+    "--out": {"type": Path, "required": True, "help": "folder to write"},
+    "--workers": {"type": int, "help": "processes (default: one per core this process may use)"},
+    "--seed": {"type": int, "help": "another seed, another choice (default: 0; of a cache 42)"},
+    "--count": {"type": int, "help": "number of images (default: 2000)"},
+    "--size": {"type": int, "help": "side in pixels (default: 256)"},
+    "--annotations JSON": {
+        "type": Path,
+        "action": "append",
+        "help": "an Objects365 annotation file (may be repeated); images it lists that are missing become "
+        "rejects. Files named zhiyuan_objv2_{train,val}.json inside SOURCE are found by themselves",
+    },
+    "--findings": {"type": Path, "help": "write all rejects and copies there, one JSON per line"},
+    "--shard-bytes": {"type": _size, "help": "source bytes per shard (default: 256MB)"},
+    "--shard-samples": {"type": int, "help": "images per shard instead; about so many from compressed tars"},
+    "--val-share": {"type": float, "help": "for validation (default: 0.01, or the source's own val folder)"},
+    "--max-short-side PIXELS": {"type": int, "help": "re-encode as JPEG, shrunk to this short side"},
+    "--quality": {"type": int, "help": "re-encode as JPEG of this quality, 1–95 (when re-encoding: 92)"},
+    "--part I/N": {"type": _part, "help": "make part I/N of the shards, I from 0 to N-1"},
+    "--max-rejects SHARE": {
+        "type": float,
+        "help": "fail, without an index, above this share of rejects (default: 0.01)",
+    },
+    "--decode": {"dest": "decode_images", "action": "store_true", "help": "also decode every image"},
+    "--samples": {"type": int, "help": "images to try (default: 64)"},
+    "--teacher SIZE": {"help": "of cached targets: small, small_plus, base or large"},
+    "--teacher CLASS": {"help": "a class path or, as in a recipe, {class_path: …, init_args: {…}}"},
+    "--resolutions R,R,…": {"type": _numbers, "help": "of cached targets, in pixels (default: 256)"},
+    "--views": {"type": int, "help": "cached views per training image (default: 4)"},
+    "--dtype": {"choices": ("fp16", "bf16", "int8"), "help": "of cached targets (default: fp16)"},
+    "--config RECIPE": {
+        "type": Path,
+        "help": "take teacher, resolutions and precision of this recipe, a path or a packaged name",
+    },
+    "--batch-size": {"type": int, "help": "views the teacher takes at once (default: 64, on a CPU 16)"},
+    "--precision": {
+        "help": "32-true, bf16-mixed, or auto: bf16-mixed on GPUs and on CPUs that multiply bf16, else "
+        "32-true (default: the recipe's, else 32-true)",
+    },
+    "--accelerator": {"help": "cpu, gpu, … (default: auto)"},
+    "--devices": {"help": "how many per machine (default: auto)"},
+    "--num-nodes": {"type": int, "help": "machines (default: 1)"},
+}
+_FILES = ("source SOURCE", "--annotations JSON")
+_SHARDS = ("--shard-bytes", "--shard-samples", "--val-share")
+_ENCODING = ("--max-short-side PIXELS", "--quality")
+_STORAGE = ("--resolutions R,R,…", "--views", "--dtype")
+_COMPUTE = ("--batch-size", "--precision", "--accelerator", "--devices", "--num-nodes")
+
+_VERBS = {
+    "sample": DataVerb(
+        "sample:make_sample",
+        ("--out", "--count", "--size", "--seed", "--workers"),
+        "--out sample --count 500",
+        "Make a folder of small generated images, to try everything else with.",
+    ),
+    "scan": DataVerb(
+        "inspect:scan",
+        (*_FILES, "--findings", "--workers"),
+        "photos",
+        f"Read a source and report what is in it.\n\n{_SOURCES}",
+    ),
+    "shards": DataVerb(
+        "pack:make_shards",
+        (*_FILES, "--out", *_SHARDS, *_ENCODING, "--seed", "--workers", "--part I/N", "--max-rejects SHARE"),
+        "photos --out shards",
+        _SHARDS_HELP,
+        _SHARDS_EXAMPLES,
+    ),
+    "merge": DataVerb(
+        "pack:merge_parts",
+        ("out FOLDER", "--max-rejects SHARE"),
+        "shards",
+        "Write the index of shards that several machines made with --part.",
+    ),
+    "check": DataVerb(
+        "check:check",
+        ("folder FOLDER", "--decode", "--workers"),
+        "shards",
+        "Compare index.json with the tars, and name every problem.",
+    ),
+    "estimate": DataVerb(
+        "inspect:estimate",
+        ("source SOURCE", *_ENCODING, "--workers", "--samples", "--teacher SIZE", *_STORAGE),
+        "photos --max-short-side 864",
+        f"Tell bytes and hours before anything is written.\n\n{_SOURCES}",
+    ),
+    "cache": DataVerb(
+        "cache:cache",
+        ("shards SHARDS", "--config RECIPE", "--teacher CLASS", *_STORAGE, "--seed", *_COMPUTE, "--workers"),
+        "shards --config pretrain_small --views 8 --dtype int8",
+        _CACHE_HELP,
+        _CACHE_EXAMPLES,
+    ),
 }

@@ -1,48 +1,51 @@
 """Images → shards: the whole stage, restartable at any moment with the same bytes as a result.
 
-A Source is opened and a Plan made, which fixes what image goes where (source.py, plan.py). The folder is
-claimed for that plan, and finished shards are counted (records.py). Workers make the others, each as a whole.
-At the end index.json and rejects.jsonl follow from the records, here or, when several machines made parts, by
-`merge_parts`.
+A plan fixes what image goes where, and the folder is claimed for it. Workers make the shards that are not
+finished, each as a whole. At the end index.json and rejects.jsonl follow from the records, here or, when
+several machines made parts, by `merge_parts`.
+
+Without re-encoding, a file decides what goes into the shard (by content, never by its name):
+
+========================================  ==========================================================
+JPEG (also CMYK, gray, multi-picture)     kept byte for byte; the loader turns it upright and into RGB
+PNG (also palette, gray, 16-bit, alpha)   kept byte for byte; of an animated PNG readers show the still
+WebP                                      kept byte for byte; an animated one gives its first frame, as PNG
+GIF, BMP, TIFF, AVIF                      first frame or page, upright RGB, as PNG: no pixel is lost
+anything else                             rejected with a reason
+========================================  ==========================================================
+
+With re-encoding everything becomes an upright RGB JPEG. Pixels are decoded by the loader's own
+`veca.data.decode`, so what it would refuse in training (bombs, unknown formats) is refused here.
 """
 
 import errno
+import hashlib
+import io
 import json
 import math
 import os
+import re
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import unicodedata
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import IO, NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
+from PIL import Image
 
-from veca.data.decode import BadImage
+from veca.data.decode import BadImage, decode, decode_pixels, image_size
+from veca.data.folders import MAX_FILE_BYTES
 from veca.data.tars import BrokenArchive
 from veca.utils.files import in_bytes
 from veca_data.archives import stream_images
-from veca_data.images import Encoding, pack
-from veca_data.listing import Entry, Listing, ListingBuilder, Reject, listed, ranks, sample_key
-from veca_data.plan import (
-    DEFAULT_SHARD_BYTES,
-    OUTSIDE,
-    Plan,
-    ShardSize,
-    StreamTask,
-    Task,
-    Unit,
-    first_of_each,
-    folder_splits,
-    make_plan,
-    split_orders,
-)
-from veca_data.pool import advance, num_workers, run_tasks, warm_up
+from veca_data.plan import DEFAULT_SHARD_BYTES, ImageEncoding, Plan, ShardSize, Unit, make_plan, split_stream
+from veca_data.pool import advance, num_workers, run_tasks
 from veca_data.records import PARTS, Summary, claim_folder, finish, new_shard, read_record, remove_leftovers
-from veca_data.source import open_source, read_entry
+from veca_data.source import Entry, Listing, Reject, Stream, listed, open_source, read_entry
 
+DEFAULT_QUALITY = 92
 DEFAULT_MAX_REJECTS = 0.01
 
 _RULES = {
@@ -52,15 +55,25 @@ _RULES = {
     "quality": (1, 95, "from 1 to 95", "92"),
     "max_rejects": (0, 1, "a share from 0 to 1", "0.01"),
 }
+_KEPT = {"JPEG": "jpg", "PNG": "png", "WEBP": "webp"}
+_STARTS = (
+    (b"\xff\xd8\xff", "JPEG"),
+    (b"\x89PNG\r\n\x1a\n", "PNG"),
+    (b"GIF8", "GIF"),
+    (b"BM", "BMP"),
+    (b"II*\0", "TIFF"),
+    (b"MM\0*", "TIFF"),
+)
+_UNSAFE = re.compile(r"[^A-Za-z0-9_-]+")
 
-_NOTHING = np.zeros(0, dtype=np.int64)
 
+class PackedImage(NamedTuple):
+    """What goes into the shard; sizes as displayed."""
 
-class Part(NamedTuple):
-    """One machine's share of the work: every unit whose number leaves `number` when divided by `of`."""
-
-    number: int = 0
-    of: int = 1
+    suffix: str
+    data: bytes
+    width: int
+    height: int
 
 
 class Job(NamedTuple):
@@ -68,7 +81,7 @@ class Job(NamedTuple):
 
     root: Path
     out: Path
-    encoding: Encoding
+    encoding: ImageEncoding
     seed: int
 
 
@@ -83,11 +96,14 @@ def make_shards(
     quality: int | None = None,
     seed: int = 0,
     workers: int | None = None,
-    part: Part | None = None,
+    part: tuple[int, int] | None = None,
     max_rejects: float = DEFAULT_MAX_REJECTS,
     annotations: Sequence[Path] = (),
 ) -> Summary | None:
-    """Turn `source` into shards in `out`; returns what they hold, or None for one part of several."""
+    """Turn `source` into shards in `out`; returns what they hold, or None for one part of several.
+
+    The part (i, n) is every unit of work whose number leaves i when divided by n.
+    """
     _check_options(
         shard_samples=shard_samples,
         shard_bytes=shard_bytes,
@@ -97,9 +113,8 @@ def make_shards(
         max_rejects=max_rejects,
     )
     size = ShardSize(shard_samples, None if shard_samples else shard_bytes or DEFAULT_SHARD_BYTES)
-    encoding = Encoding(max_short_side, quality)
+    encoding = ImageEncoding(max_short_side, quality)
     processes = num_workers(workers)
-    warm_up(processes)
     out = Path(out)
     opened = open_source(source, annotations=tuple(annotations))
     opened.check_whole()
@@ -107,7 +122,8 @@ def make_shards(
     plan = claim_folder(out, plan)
     if ignored := listed(plan.ignored):
         print(f"Ignored files: {ignored}")
-    mine = [unit for number, unit in enumerate(plan.units) if not part or number % part.of == part.number]
+    number, parts = part or (0, 1)
+    mine = plan.units[number::parts]
     pending = [unit for unit in mine if not _is_finished(out, unit)]
     remove_leftovers(out, (shard for unit in pending for shard in unit.shards))
     if len(pending) < len(mine):
@@ -118,7 +134,7 @@ def make_shards(
     seconds = time.monotonic() - started
     print(f"Read {in_bytes(num_bytes)} in {seconds:.1f} s ({in_bytes(num_bytes / max(seconds, 1e-9))}/s).")
     if part:
-        print(f"Part {part.number}/{part.of} is done. When all parts are: veca data merge {out}")
+        print(f"Part {number}/{parts} is done. When all parts are: veca data merge {out}")
         return None
     return finish(out, max_rejects=max_rejects)
 
@@ -129,58 +145,16 @@ def merge_parts(out: str | os.PathLike[str], *, max_rejects: float = DEFAULT_MAX
     return finish(Path(out), max_rejects=max_rejects)
 
 
-def _check_options(*, part: Part | None = None, **values: float | None) -> None:
-    """One error that names every value that is wrong."""
-    given = {name: value for name, value in values.items() if value is not None}
-    problems = []
-    for name, (low, high, rule, suggestion) in _RULES.items():
-        if name in given and not low <= given[name] <= high:
-            problems.append(f"{name} must be {rule}; got {given[name]}. Try {suggestion}.")
-    if "shard_samples" in given and "shard_bytes" in given:
-        problems.append("give shard_samples or shard_bytes, not both.")
-    if part is not None and not 0 <= part.number < part.of:
-        last = f"Of {max(1, part.of)} parts the last is {max(1, part.of) - 1}/{max(1, part.of)}."
-        problems.append(f"part must be i/n with i from 0 to n-1; got {part.number}/{part.of}. {last}")
-    if problems:
-        raise ValueError("\n".join(problems))
-
-
-def _is_finished(out: Path, unit: Unit) -> bool:
-    size = unit.stream.size if isinstance(unit, StreamTask) else None
-    return all(read_record(out, shard, source_bytes=size) is not None for shard in unit.shards)
-
-
-def _work(plan: Plan, job: Job, pending: list[Unit], *, num_bytes: int, workers: int) -> None:
-    tasks = (plan.task(unit) for unit in pending)
+def run_task(job: Job, task: tuple[Unit, Listing]) -> str | None:
+    """Make a unit's shards, of files from this listing; returns a complaint about an unreadable archive."""
+    unit, listing = task
     try:
-        results = run_tasks(
-            partial(run_task, job),
-            tasks,
-            workers=min(workers, max(1, len(pending))),
-            total_bytes=num_bytes,
-            label="shards",
-        )
-        broken = [complaint for complaint in results if complaint]
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        raise RuntimeError(
-            f"the disk of {job.out} is full. Finished shards are kept: make room, and run it again."
-        ) from None
-    if broken:
-        broken.append("All other shards are kept: replace the archives, and run the same command again.")
-        raise RuntimeError("\n".join(broken))
-
-
-def run_task(job: Job, task: Task) -> str | None:
-    """Make the task's shards; returns a complaint about an archive that cannot be read."""
-    try:
-        if isinstance(task, StreamTask):
-            _pack_stream(job, task)
+        if unit.stream:
+            _pack_stream(job, unit, unit.stream)
         else:
-            size = int(task.listing.sizes.clip(min=0).sum())
             read = partial(read_entry, job.root)
-            write_shard(job, task.shard, task.listing.entries(), read, source_bytes=size)
+            size = listing.total_bytes
+            write_shard(job, unit.shards[0], listing.entries(), read, source_bytes=size)
     except BrokenArchive as error:
         return str(error)
     return None
@@ -202,7 +176,7 @@ def write_shard(
         for entry in entries:
             advance(max(0, entry.size) // passes)
             try:
-                packed = pack(read(entry), job.encoding)
+                packed = pack_image(read(entry), job.encoding)
             except BadImage as error:
                 found.append(Reject(entry.name, str(error)))
                 continue
@@ -211,26 +185,122 @@ def write_shard(
             writer.write(sample_key(entry.name), members)
 
 
-def _pack_stream(job: Job, task: StreamTask) -> None:
+def pack_image(data: bytes, encoding: ImageEncoding) -> PackedImage:
+    """Turn a file into what the shard stores; raises BadImage where that cannot be done."""
+    width, height = probe(data)
+    if encoding == ImageEncoding():
+        suffix = _KEPT.get(format_of(data))
+        if suffix is None or _is_animated_webp(data):
+            return _encoded(Image.fromarray(decode(data)), "png", "PNG")
+        return PackedImage(suffix, data, width, height)
+    target = encoding.max_short_side
+    pixels = decode_pixels(data, short_side=target)
+    image = Image.fromarray(pixels.rgb)
+    if target is not None and min(pixels.size) > target:
+        # The size is taken from the full picture: DCT scaling rounds up, which would bend the aspect.
+        scale = target / min(pixels.size)
+        size = (round(pixels.size[0] * scale), round(pixels.size[1] * scale))
+        image = image.resize(size, Image.Resampling.LANCZOS)
+    return _encoded(image, "jpg", "JPEG", quality=encoding.quality or DEFAULT_QUALITY)
+
+
+def probe(data: bytes) -> tuple[int, int]:
+    """Width and height as displayed, of a file that is whole; raises BadImage for any other.
+
+    Header and end mark tell, which needs no decoding. Where the end mark is not the last thing in the file
+    (some cameras append data; a broken download lacks it), decoding decides.
+    """
+    if not data:
+        raise BadImage("empty", "the file has 0 bytes")
+    if len(data) > MAX_FILE_BYTES:
+        raise BadImage("too-large", f"{len(data):,} bytes; the limit is {MAX_FILE_BYTES:,}")
+    size = image_size(data)
+    if not _ends_well(data):
+        decode(data)
+    return size
+
+
+def format_of(data: bytes) -> str:
+    """The format the first bytes announce; `other` where they announce none that is kept or converted."""
+    if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
+        return "WEBP"
+    if data[4:12] in (b"ftypavif", b"ftypavis"):
+        return "AVIF"
+    return next((name for start, name in _STARTS if data.startswith(start)), "other")
+
+
+def sample_key(name: str) -> str:
+    """A readable key without dots: the stem, then 12 hex digits that tell equal stems apart."""
+    base = name.rpartition("/")[2]
+    stem = base.rpartition(".")[0] or base
+    if not stem.isascii():
+        stem = unicodedata.normalize("NFKD", stem).encode("ascii", "ignore").decode()
+    readable = _UNSAFE.sub("_", stem)[:40].strip("_-") or "image"
+    return f"{readable}-{hashlib.blake2b(os.fsencode(name)).hexdigest()[:12]}"
+
+
+def _check_options(*, part: tuple[int, int] | None = None, **values: float | None) -> None:
+    """One error that names every value that is wrong."""
+    given = {name: value for name, value in values.items() if value is not None}
+    problems = []
+    for name, (low, high, rule, suggestion) in _RULES.items():
+        if name in given and not low <= given[name] <= high:
+            problems.append(f"{name} must be {rule}; got {given[name]}. Try {suggestion}.")
+    if "shard_samples" in given and "shard_bytes" in given:
+        problems.append("give shard_samples or shard_bytes, not both.")
+    if part is not None and not 0 <= part[0] < part[1]:
+        parts = max(1, part[1])
+        last = f"Of {parts} parts the last is {parts - 1}/{parts}."
+        problems.append(f"part must be i/n with i from 0 to n-1; got {part[0]}/{part[1]}. {last}")
+    if problems:
+        raise ValueError("\n".join(problems))
+
+
+def _is_finished(out: Path, unit: Unit) -> bool:
+    size = unit.stream.size if unit.stream else None
+    return all(read_record(out, shard, source_bytes=size) is not None for shard in unit.shards)
+
+
+def _work(plan: Plan, job: Job, pending: list[Unit], *, num_bytes: int, workers: int) -> None:
+    try:
+        results = run_tasks(
+            partial(run_task, job),
+            ((unit, plan.source.listing.take(unit.chosen)) for unit in pending),
+            workers=min(workers, max(1, len(pending))),
+            total_bytes=num_bytes,
+            label="shards",
+        )
+        broken = [complaint for complaint in results if complaint]
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise RuntimeError(
+            f"the disk of {job.out} is full. Finished shards are kept: make room, and run it again."
+        ) from None
+    if broken:
+        broken.append("All other shards are kept: replace the archives, and run the same command again.")
+        raise RuntimeError("\n".join(broken))
+
+
+def _pack_stream(job: Job, unit: Unit, stream: Stream) -> None:
     # Its images are copied once and shuffled from there: memory stays flat, the shuffle covers all of them.
     # The file has no name, so that it is gone with the process, however that ends.
     with tempfile.TemporaryFile(dir=job.out / PARTS) as file:
-        listing, rejects = _spill(job.root / task.stream.name, task.prefix, file)
+        listing, rejects = _spill(job.root / stream.name, stream.prefix, file)
 
         def read(entry: Entry) -> bytes:
             return os.pread(file.fileno(), entry.size, entry.place)
 
-        for shard, indices in _stream_slices(listing, task, rejects, seed=job.seed):
-            if read_record(job.out, shard, source_bytes=task.stream.size) is None:
+        for shard, indices in split_stream(listing, unit, stream, rejects, seed=job.seed):
+            if read_record(job.out, shard, source_bytes=stream.size) is None:
                 entries = listing.take(indices).entries()
-                size = task.stream.size
-                write_shard(job, shard, entries, read, source_bytes=size, rejects=rejects, passes=2)
+                write_shard(job, shard, entries, read, source_bytes=stream.size, rejects=rejects, passes=2)
             rejects = []  # they are the archive's, and stand in the record of its first shard
 
 
 def _spill(path: Path, prefix: str, file: IO[bytes]) -> tuple[Listing, list[Reject]]:
     """Copy the images of a compressed tar into `file`, and list them by position there."""
-    builder, rejects = ListingBuilder(), []
+    listing, rejects = Listing(), []
     place = 0
     for member, data in stream_images(path, prefix):
         if member.problem is not None:
@@ -238,37 +308,28 @@ def _spill(path: Path, prefix: str, file: IO[bytes]) -> tuple[Listing, list[Reje
             continue
         advance(len(data) // 2)  # the other half when they are written to shards
         file.write(data)
-        builder.add(member.name, size=len(data), place=place)
+        listing.add(member.name, size=len(data), place=place)
         place += len(data)
     file.flush()
-    return builder.finish(), rejects
+    return listing, rejects
 
 
-def _stream_slices(
-    listing: Listing, task: StreamTask, rejects: list[Reject], *, seed: int
-) -> Iterator[tuple[str, NDArray[np.int64]]]:
-    """Shard names with their images, shuffled over the archive; adds what stays out to `rejects`."""
-    hashes = listing.hashes()
-    keep, twice = first_of_each(listing, hashes)
-    cut = len(os.fsencode(task.prefix))
-    # An archive outside of train/ and val/ may hold these folders itself.
-    codes = folder_splits(name[cut:] for name in listing.raw_names()) if task.val_share else None
-    share = task.val_share if codes is None else 0
-    rank = ranks(hashes, seed=seed)
-    orders = split_orders(rank, keep, codes=codes, val_share=share, at_least_one=task.is_only)
-    if not task.val_share:
-        orders = {split: orders.get("train", _NOTHING) for split in task.names}
-    kept = np.zeros(len(listing), dtype=bool)
-    for order in orders.values():
-        kept[order] = True
-    rejects += twice
-    rejects += [Reject(listing.entry(int(i)).name, OUTSIDE) for i in np.flatnonzero(keep & ~kept)]
-    if only := sorted(set(orders) - set(task.names)):
-        raise ValueError(
-            f"{task.stream.name} holds a folder {only[0]}/, which a stream cannot split: unpack it first."
-        )
-    for split, names in task.names.items():
-        order = orders.get(split, _NOTHING)
-        for number, shard in enumerate(names):
-            bounds = (number * len(order) // len(names), (number + 1) * len(order) // len(names))
-            yield shard, order[slice(*bounds)]
+def _ends_well(data: bytes) -> bool:
+    name = format_of(data)
+    if name == "JPEG":
+        return data.endswith(b"\xff\xd9")
+    if name == "PNG":
+        return data.endswith(b"IEND\xaeB`\x82")
+    if name == "WEBP":
+        return int.from_bytes(data[4:8], "little") + 8 <= len(data)
+    return False  # the others have no mark to look at, and are decoded anyway to be converted
+
+
+def _is_animated_webp(data: bytes) -> bool:
+    return data[:4] == b"RIFF" and data[12:16] == b"VP8X" and bool(data[20] & 0x02)
+
+
+def _encoded(image: Image.Image, suffix: str, name: str, **options: int) -> PackedImage:
+    buffer = io.BytesIO()
+    image.save(buffer, name, **options)
+    return PackedImage(suffix, buffer.getvalue(), image.width, image.height)

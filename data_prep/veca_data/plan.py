@@ -3,9 +3,9 @@
 A source with folders `train/` and `val/` (or `images/train/` …, or `test/`) has splits of its own; any other
 gives a seeded share of its images to val.
 
-Images that can be read in any order are shuffled as a whole (by rank, see listing.py), split, and cut
-into slices; each slice is a shard. A compressed tar can only be read from its start: it gets a number
-of shards from its size, and its images are shuffled among those; the archives themselves are shuffled.
+Images that can be read in any order are shuffled as a whole, split, and cut into slices; each slice is a
+shard. A compressed tar can only be read from its start: it gets a number of shards from its size, and its
+images are shuffled among those; the archives themselves are shuffled.
 
 A shard takes its slice whatever happens, and comes out smaller where files are rejected. So a shard
 depends on its slice alone, and shards can be made in any order, by any worker, on any machine, again.
@@ -27,9 +27,7 @@ from numpy.typing import NDArray
 from veca.data.index import SPLITS, shard_name
 from veca.data.tars import BrokenArchive
 from veca_data.archives import stream_tar
-from veca_data.images import Encoding
-from veca_data.listing import Listing, Reject, ranks
-from veca_data.source import Source, Stream
+from veca_data.source import ImageSource, Listing, Reject, Stream, hash_names
 
 DEFAULT_SHARD_BYTES = 256_000_000
 DEFAULT_VAL_SHARE = 0.01
@@ -40,8 +38,8 @@ MAX_SHARD_SAMPLES = 10_000  # of a shard by bytes
 
 _PEEK = 64  # files that tell the mean size in a compressed tar
 
-
 Ints = NDArray[np.int64]
+NOTHING: Ints = np.zeros(0, dtype=np.int64)
 
 
 class ShardSize(NamedTuple):
@@ -51,98 +49,73 @@ class ShardSize(NamedTuple):
     bytes: int | None = None
 
 
-class FileUnit(NamedTuple):
-    """One shard, from images that are read in any order."""
+class ImageEncoding(NamedTuple):
+    """How images are written; without either value files are kept as they are."""
 
-    shard: str
-    chosen: Ints  # of the listing, in their order
-
-    @property
-    def shards(self) -> list[str]:
-        return [self.shard]
+    max_short_side: int | None = None
+    quality: int | None = None
 
 
-class FileTask(NamedTuple):
-    """A FileUnit with its images: what travels to a worker."""
+class Unit(NamedTuple):
+    """What a worker makes at once: a shard of files, or all shards of a compressed tar."""
 
-    shard: str
-    listing: Listing
-
-
-class StreamTask(NamedTuple):
-    """The shards of one compressed tar."""
-
-    stream: Stream
     names: dict[str, list[str]]  # split → shard names
-    val_share: float  # 0 where the archive belongs to one split
-    prefix: str  # of its images' source-relative names
-    is_only: bool  # the only archive: then val gets an image even by a small share
+    chosen: Ints = NOTHING  # files of the listing, in their order; they are read in any order
+    stream: Stream | None = None
+    val_share: float = 0.0  # of a stream; 0 where it belongs to one split
+    is_only: bool = False  # the only stream: then val gets an image even by a small share
 
     @property
     def shards(self) -> list[str]:
         return [name for names in self.names.values() for name in names]
 
 
-Unit = FileUnit | StreamTask
-Task = FileTask | StreamTask
-
-
 @dataclass(frozen=True)
 class Plan:
     """The whole dataset as it will be, as units of work."""
 
-    source: Source
+    source: ImageSource
     seed: int
     options: dict[str, Any]  # with the seed, what makes this dataset this one and no other
-    units: tuple[Unit, ...]
-    rejects: tuple[Reject, ...]
+    units: list[Unit]
+    rejects: list[Reject]
     ignored: Counter[str]
 
-    def task(self, unit: Unit) -> Task:
-        if isinstance(unit, StreamTask):
-            return unit
-        return FileTask(unit.shard, self.source.listing.take(unit.chosen))
-
     def source_bytes(self, unit: Unit) -> int:
-        if isinstance(unit, StreamTask):
+        if unit.stream:
             return unit.stream.size
         return int(self.source.listing.sizes[unit.chosen].clip(min=0).sum())
 
 
 def make_plan(
-    source: Source, *, seed: int, size: ShardSize, val_share: float | None, encoding: Encoding
+    source: ImageSource, *, seed: int, size: ShardSize, val_share: float | None, encoding: ImageEncoding
 ) -> Plan:
     """Decide everything that can be decided before an image is read."""
     hashes = source.listing.hashes()
-    keep, twice = first_of_each(source.listing, hashes)
+    keep, twice = _first_of_each(source.listing, hashes)
     streams = (os.fsencode(stream.name) for stream in source.streams)
     codes = folder_splits(chain(source.listing.raw_names(), streams))
-    val_share = checked_val_share(val_share, has_val=codes is not None and VAL in codes)
+    val_share = _checked_val_share(val_share, has_val=codes is not None and VAL in codes)
     file_codes, stream_codes = (None, None) if codes is None else np.split(codes, [len(hashes)])
     orders = split_orders(ranks(hashes, seed=seed), keep, codes=file_codes, val_share=val_share)
     units: list[Unit] = []
     taken: Counter[str] = Counter()
     for split, order in orders.items():
         slices = np.split(order, _cuts(source.listing.sizes[order], size))
-        units += [FileUnit(shard_name(split, i), chosen) for i, chosen in enumerate(slices)]
+        units += [Unit({split: [shard_name(split, i)]}, chosen) for i, chosen in enumerate(slices)]
         taken[split] = len(slices)
     units += _plan_streams(source, stream_codes, seed=seed, size=size, val_share=val_share, taken=taken)
     outside = 0 if codes is None else int((codes == NO_SPLIT).sum())
-    return Plan(
-        source=source,
-        seed=seed,
-        options={
-            "source": source.path.resolve().name,
-            "fingerprint": _fingerprint(source, hashes),
-            "val_share": val_share,
-            "shard_samples": size.samples,
-            "shard_bytes": size.bytes,
-            **encoding._asdict(),
-        },
-        units=tuple(units),
-        rejects=source.rejects + tuple(twice),
-        ignored=source.ignored + Counter({OUTSIDE: outside}),
-    )
+    options = {
+        "source": source.path.resolve().name,
+        "fingerprint": _fingerprint(source, hashes),
+        "val_share": val_share,
+        "shard_samples": size.samples,
+        "shard_bytes": size.bytes,
+        **encoding._asdict(),
+    }
+    ignored = source.ignored + Counter({OUTSIDE: outside})
+    return Plan(source, seed, options, units, [*source.rejects, *twice], ignored)
 
 
 def _cuts(sizes: Ints, size: ShardSize) -> Ints:
@@ -162,19 +135,17 @@ def _shard_count(total: float, wanted: int) -> int:
 
 
 def _plan_streams(
-    source: Source,
+    source: ImageSource,
     codes: NDArray[np.uint8] | None,
     *,
     seed: int,
     size: ShardSize,
     val_share: float,
     taken: Counter[str],
-) -> Iterator[StreamTask]:
+) -> Iterator[Unit]:
     """Number the shards of compressed tars, archives in shuffled order."""
-    digests = [hashlib.blake2b(os.fsencode(stream.name)).digest()[:8] for stream in source.streams]
-    rank = ranks(np.array([int.from_bytes(digest, "big") for digest in digests], dtype=np.uint64), seed=seed)
-    prefixed = source.path.is_dir()
-    for i in np.argsort(rank, kind="stable"):
+    hashes = hash_names(os.fsencode(stream.name) for stream in source.streams)
+    for i in np.argsort(ranks(hashes, seed=seed), kind="stable"):
         stream = source.streams[i]
         code = None if codes is None else int(codes[i])
         if code == NO_SPLIT:
@@ -187,8 +158,7 @@ def _plan_streams(
                 number = _stream_shards(source.root / stream.name, stream.size, weight, size)
                 names[part] = [shard_name(part, taken[part] + k) for k in range(number)]
                 taken[part] += number
-        prefix = f"{stream.name}/" if prefixed else ""
-        yield StreamTask(stream, names, share, prefix, len(source.streams) == 1)
+        yield Unit(names, stream=stream, val_share=share, is_only=len(source.streams) == 1)
 
 
 def _stream_shards(path: Path, total_bytes: int, weight: float, size: ShardSize) -> int:
@@ -205,27 +175,67 @@ def _stream_shards(path: Path, total_bytes: int, weight: float, size: ShardSize)
     return _shard_count(count * weight, size.samples)
 
 
-def _fingerprint(source: Source, hashes: NDArray[np.uint64]) -> str:
+def split_stream(
+    listing: Listing, unit: Unit, stream: Stream, rejects: list[Reject], *, seed: int
+) -> Iterator[tuple[str, Ints]]:
+    """Shards of a stream with their images, shuffled over it; adds what stays out to `rejects`."""
+    hashes = listing.hashes()
+    keep, twice = _first_of_each(listing, hashes)
+    cut = len(os.fsencode(stream.prefix))
+    # An archive outside of train/ and val/ may hold these folders itself.
+    codes = folder_splits(name[cut:] for name in listing.raw_names()) if unit.val_share else None
+    share = unit.val_share if codes is None else 0
+    rank = ranks(hashes, seed=seed)
+    orders = split_orders(rank, keep, codes=codes, val_share=share, at_least_one=unit.is_only)
+    if not unit.val_share:
+        orders = {split: orders.get("train", NOTHING) for split in unit.names}
+    kept = np.zeros(len(listing), dtype=bool)
+    for order in orders.values():
+        kept[order] = True
+    rejects += twice
+    rejects += [Reject(listing.name(i), OUTSIDE) for i in np.flatnonzero(keep & ~kept).tolist()]
+    if only := sorted(set(orders) - set(unit.names)):
+        raise ValueError(
+            f"{stream.name} holds a folder {only[0]}/, which a stream cannot split: unpack it first."
+        )
+    for split, names in unit.names.items():
+        order = orders.get(split, NOTHING)
+        for number, shard in enumerate(names):
+            bounds = (number * len(order) // len(names), (number + 1) * len(order) // len(names))
+            yield shard, order[slice(*bounds)]
+
+
+def _fingerprint(source: ImageSource, hashes: NDArray[np.uint64]) -> str:
     """Tells sources apart: files by name and size, compressed tars by name (a broken one gets replaced)."""
     order = np.argsort(hashes, kind="stable")
-    digest = hashlib.blake2b(hashes[order].tobytes(), digest_size=8)
-    digest.update(source.listing.sizes[order].tobytes())
-    digest.update(
-        "\0".join(sorted(stream.name for stream in source.streams)).encode("utf-8", "surrogateescape")
-    )
-    return digest.hexdigest()
+    streams = os.fsencode("\0".join(sorted(stream.name for stream in source.streams)))
+    content = hashes[order].tobytes() + source.listing.sizes[order].tobytes() + streams
+    return hashlib.blake2b(content, digest_size=8).hexdigest()
 
 
-def first_of_each(listing: Listing, hashes: NDArray[np.uint64]) -> tuple[NDArray[np.bool_], list[Reject]]:
+def ranks(hashes: NDArray[np.uint64], *, seed: int) -> NDArray[np.uint64]:
+    """Mix the seed into the hashes (splitmix64, one-to-one): a shuffle that no library release changes.
+
+    Sorting by rank depends on names and seed alone, not on the order in which a file system lists a folder.
+    """
+    with np.errstate(over="ignore"):
+        return _mix(hashes ^ _mix(np.array([seed & (2**64 - 1)], dtype=np.uint64)))
+
+
+def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    values = values + np.uint64(0x9E3779B97F4A7C15)
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))
+
+
+def _first_of_each(listing: Listing, hashes: NDArray[np.uint64]) -> tuple[NDArray[np.bool_], list[Reject]]:
     """Which entries to keep when a name comes twice: its key would, too."""
     keep = np.ones(len(hashes), dtype=bool)
     order = np.argsort(hashes, kind="stable")
     keep[order[1:][hashes[order][1:] == hashes[order][:-1]]] = False
-    twice = [
-        Reject(os.fsdecode(listing.raw_name(i)), "the same name comes twice")
-        for i in map(int, np.flatnonzero(~keep))
-    ]
-    return keep, twice
+    twice = np.flatnonzero(~keep).tolist()
+    return keep, [Reject(listing.name(i), "the same name comes twice") for i in twice]
 
 
 def folder_splits(names: Iterable[bytes]) -> NDArray[np.uint8] | None:
@@ -264,7 +274,7 @@ def split_orders(
     return {split: indices for split, indices in splits.items() if len(indices)}
 
 
-def checked_val_share(val_share: float | None, *, has_val: bool) -> float:
+def _checked_val_share(val_share: float | None, *, has_val: bool) -> float:
     if val_share is None:
         return 0.0 if has_val else DEFAULT_VAL_SHARE
     if has_val:

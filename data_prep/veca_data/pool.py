@@ -13,7 +13,6 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from concurrent.futures.process import BrokenProcessPool
 from ctypes import c_bool, c_int64
 from itertools import islice
-from multiprocessing import forkserver
 from typing import Any, TypeVar
 
 from tqdm import tqdm
@@ -25,38 +24,28 @@ Task = TypeVar("Task")
 Result = TypeVar("Result")
 
 _LOOK_EVERY = 0.2  # seconds between looks at the workers' progress
+_PRELOADED = ["veca_data.cli", "veca_data.pack", "veca_data.inspect", "veca_data.check"]
 
 _report: Callable[[int], object] | None = None  # where this process sends its progress
 
 
-class Stopped(Exception):
+class TaskStopped(Exception):
     """Another task has failed, so this one ends too."""
 
 
 def advance(count: int) -> None:
-    """Called by tasks for each piece of work, in bytes; raises Stopped when the work is to end."""
+    """Called by tasks for each piece of work, in bytes; raises TaskStopped when the work is to end."""
     if _report is not None:
         _report(count)
 
 
 def num_workers(workers: int | None) -> int:
-    """The number asked for, or the default."""
+    """The number asked for, or one per core that this process may use: a batch system may allow it few."""
     if workers is None:
-        return default_workers()
+        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if workers < 1:
         raise ValueError(f"workers must be at least 1; got {workers}. Leave it out for one per core.")
     return workers
-
-
-def default_workers() -> int:
-    """The cores this process may use; under a batch system these are fewer than the machine has."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def warm_up(workers: int) -> None:
-    """Let the fork server load its modules while the caller plans the work."""
-    if workers > 1 and _context().get_start_method() == "forkserver":
-        forkserver.ensure_running()
 
 
 def run_tasks(
@@ -68,23 +57,19 @@ def run_tasks(
     label: str,
 ) -> Iterator[Result]:
     """Results as they come, in any order. One worker is this process itself."""
-    with progress_bar(label, total_bytes, unit="B", unit_scale=True) as bar:
-        run = _run_here if workers == 1 else _run_in_processes
-        yield from run(function, iter(tasks), workers, bar)
-
-
-def _run_here(
-    function: Callable[[Task], Result], tasks: Iterator[Task], workers: int, bar: "tqdm[Any]"
-) -> Iterator[Result]:
     global _report
-    keep_memory()
-    for task in tasks:
-        _report = bar.update
-        try:
-            result = function(task)
-        finally:
-            _report = None
-        yield result
+    with progress_bar(label, total_bytes, unit="B", unit_scale=True) as bar:
+        if workers > 1:
+            yield from _run_in_processes(function, iter(tasks), workers, bar)
+            return
+        keep_memory()
+        for task in tasks:
+            _report = bar.update
+            try:
+                result = function(task)
+            finally:
+                _report = None
+            yield result
 
 
 def _run_in_processes(
@@ -117,9 +102,7 @@ def _context() -> Any:
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(
-        ["veca_data.cli", "veca_data.pack", "veca_data.inspect", "veca_data.check"]
-    )
+    context.set_forkserver_preload(_PRELOADED)
     return context
 
 
@@ -128,7 +111,7 @@ def _start_worker(done: Any, stop: Any) -> None:
 
     def report(count: int) -> None:
         if stop.value:
-            raise Stopped
+            raise TaskStopped
         with done.get_lock():
             done.value += count
 

@@ -14,7 +14,7 @@ workers gives the same bytes, and an interrupted run goes on where it stopped.
 """
 
 import json
-from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,12 +22,12 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from veca.utils.files import atomic_path, write_text_atomic
-from veca_data.pool import advance, default_workers, run_tasks
-from veca_data.scenes import render_scene
-from veca_data.solids import CLASSES
+from veca_data.pool import advance, num_workers, run_tasks
+from veca_data.scenes import CLASSES, render_scene
 
 FORMAT = "veca-sample"
 VERSION = 2  # rises when the same settings give other files
+VAL_SHARE = 0.2
 FINISHED_NAME = "sample.json"
 STARTED_NAME = "sample.started.json"
 
@@ -35,24 +35,10 @@ _SUFFIXES = {"images": ".jpg", "semantic": ".png", "instances": ".png", "depth":
 _CHUNK = 8  # scenes that a worker takes at a time
 
 
-@dataclass(frozen=True)
-class Settings:
-    """What decides the content of every file."""
-
-    count: int
-    size: int
-    seed: int
-    val_share: float
-
-    def to_json(self) -> str:
-        return json.dumps({"format": FORMAT, "version": VERSION, **asdict(self)}, indent=1) + "\n"
-
-
-class Job(NamedTuple):
-    """One scene to make."""
+class SceneFiles(NamedTuple):
+    """One scene to make, and where its files go."""
 
     out: Path
-    settings: Settings
     number: int
     split: str
     label: str
@@ -62,54 +48,52 @@ class Job(NamedTuple):
 
 
 def make_sample(
-    out: Path,
-    *,
-    count: int = 2000,
-    size: int = 256,
-    seed: int = 0,
-    workers: int | None = None,
-    val_share: float = 0.2,
+    out: Path, *, count: int = 2000, size: int = 256, seed: int = 0, workers: int | None = None
 ) -> None:
     """Make `count` labelled scenes of `size` × `size` pixels in the folder `out`, or finish making them.
 
-    `workers` defaults to the cores this process may use; `val_share` of each class goes to the val split.
+    `workers` defaults to the cores this process may use.
     """
-    settings = Settings(count=count, size=size, seed=seed, val_share=val_share)
-    workers = default_workers() if workers is None else workers
-    _check_arguments(settings, workers)
+    _check_arguments(count=count, size=size, seed=seed, workers=workers)
+    settings: dict[str, Any] = {"format": FORMAT, "version": VERSION, "count": count}
+    settings |= {"size": size, "seed": seed, "val_share": VAL_SHARE}
     _claim(out, settings)
-    jobs = [job for job in _plan(out, settings) if not all(job.path(kind).exists() for kind in _SUFFIXES)]
-    if not jobs and (out / FINISHED_NAME).exists():
+    scenes = [
+        scene for scene in _plan(out, count) if not all(scene.path(kind).exists() for kind in _SUFFIXES)
+    ]
+    if not scenes and (out / FINISHED_NAME).exists():
         return
-    for folder in {job.path(kind).parent for job in jobs for kind in _SUFFIXES}:
+    for folder in {scene.path(kind).parent for scene in scenes for kind in _SUFFIXES}:
         folder.mkdir(parents=True, exist_ok=True)
-    chunks = [jobs[start : start + _CHUNK] for start in range(0, len(jobs), _CHUNK)]
-    num_bytes = len(jobs) * 3 * size**2  # of pixels, which the progress counts
-    for _ in run_tasks(_make_scenes, chunks, workers=workers, total_bytes=num_bytes, label="sample"):
+    for _ in run_tasks(
+        partial(_make_scenes, size, seed),
+        [scenes[start : start + _CHUNK] for start in range(0, len(scenes), _CHUNK)],
+        workers=num_workers(workers),
+        total_bytes=len(scenes) * 3 * size**2,  # of pixels
+        label="sample",
+    ):
         pass
     ids = {name: number for number, name in enumerate(["background", *CLASSES])}
-    write_text_atomic(out / "classes.json", json.dumps(ids, indent=1) + "\n")
-    write_text_atomic(out / FINISHED_NAME, settings.to_json())
+    _write_json(out / "classes.json", ids)
+    _write_json(out / FINISHED_NAME, settings)
     (out / STARTED_NAME).unlink(missing_ok=True)
 
 
-def _check_arguments(settings: Settings, workers: int) -> None:
+def _check_arguments(*, count: int, size: int, seed: int, workers: int | None) -> None:
     problems = []
-    if settings.count < 1:
-        problems.append(f"count must be at least 1; got {settings.count}. Try 2000.")
-    if not 32 <= settings.size <= 1024:
-        problems.append(f"size must be from 32 to 1024 pixels; got {settings.size}. Try 256.")
-    if settings.seed < 0:
-        problems.append(f"seed must not be negative; got {settings.seed}. Try 0.")
-    if not 0 <= settings.val_share < 1:
-        problems.append(f"val_share must be at least 0 and below 1; got {settings.val_share}. Try 0.2.")
-    if workers < 1:
+    if count < 1:
+        problems.append(f"count must be at least 1; got {count}. Try 2000.")
+    if not 32 <= size <= 1024:
+        problems.append(f"size must be from 32 to 1024 pixels; got {size}. Try 256.")
+    if seed < 0:
+        problems.append(f"seed must not be negative; got {seed}. Try 0.")
+    if workers is not None and workers < 1:
         problems.append(f"workers must be at least 1; got {workers}. Leave it out to use all cores.")
     if problems:
         raise ValueError("\n".join(problems))
 
 
-def _claim(out: Path, settings: Settings) -> None:
+def _claim(out: Path, settings: dict[str, Any]) -> None:
     """Make the folder ours, or refuse one that holds something else; drop the half files of a killed run."""
     if out.exists() and not out.is_dir():
         raise ValueError(f"{out} is a file; the sample needs a folder. Choose another name.")
@@ -120,18 +104,17 @@ def _claim(out: Path, settings: Settings) -> None:
         raise ValueError(f"{out} is not empty and holds no sample. Choose an empty or a new folder.")
     else:
         out.mkdir(parents=True, exist_ok=True)
-        write_text_atomic(out / STARTED_NAME, settings.to_json())
+        _write_json(out / STARTED_NAME, settings)
     for leftover in out.rglob(".*.tmp"):
         leftover.unlink()
 
 
-def _check_same(path: Path, settings: Settings) -> None:
+def _check_same(path: Path, here: dict[str, Any]) -> None:
     way_out = "Choose another folder, or delete this one."
     try:
         there = dict(json.loads(path.read_text(encoding="utf-8")).items())
     except (ValueError, AttributeError) as error:
         raise ValueError(f"{path} is damaged ({error}). {way_out}") from None
-    here = json.loads(settings.to_json())
     others = [
         f"{key}={there.get(key)!r} there, {here[key]!r} now" for key in here if there.get(key) != here[key]
     ]
@@ -139,24 +122,23 @@ def _check_same(path: Path, settings: Settings) -> None:
         raise ValueError(f"{path.parent} was made with other settings: {'; '.join(others)}. {way_out}")
 
 
-def _plan(out: Path, settings: Settings) -> list[Job]:
+def _plan(out: Path, count: int) -> list[SceneFiles]:
     """All scenes: classes take turns, and each class gives val the same share of its scenes, within one."""
     names = list(CLASSES)
-    by_class = sorted(range(settings.count), key=lambda number: (number % len(names), number))
-    num_val = round(settings.count * settings.val_share)
-    jobs = []
+    by_class = sorted(range(count), key=lambda number: (number % len(names), number))
+    num_val = round(count * VAL_SHARE)
+    scenes = []
     for place, number in enumerate(by_class):
         # Integer steps of num_val / count: exactly num_val of all places, evenly spread.
-        is_val = (place + 1) * num_val // settings.count > place * num_val // settings.count
-        jobs.append(Job(out, settings, number, "val" if is_val else "train", names[number % len(names)]))
-    return sorted(jobs, key=lambda job: job.number)
+        is_val = (place + 1) * num_val // count > place * num_val // count
+        scenes.append(SceneFiles(out, number, "val" if is_val else "train", names[number % len(names)]))
+    return sorted(scenes, key=lambda scene: scene.number)
 
 
-def _make_scenes(jobs: list[Job]) -> None:
-    for job in jobs:
-        size = job.settings.size
-        scene = render_scene(seed=job.settings.seed, index=job.number, label=job.label, size=size)
-        with atomic_path(job.path("images")) as temporary:
+def _make_scenes(size: int, seed: int, scenes: list[SceneFiles]) -> None:
+    for files in scenes:
+        scene = render_scene(seed=seed, index=files.number, label=files.label, size=size)
+        with atomic_path(files.path("images")) as temporary:
             Image.fromarray(scene.image).save(temporary, format="JPEG", quality=92)
         maps: dict[str, NDArray[Any]] = {
             "semantic": scene.semantic,
@@ -164,7 +146,11 @@ def _make_scenes(jobs: list[Job]) -> None:
             "depth": scene.depth,
         }
         for kind, pixels in maps.items():
-            with atomic_path(job.path(kind)) as temporary:
+            with atomic_path(files.path(kind)) as temporary:
                 # Level 3: files a quarter larger than at the default 6, written twice as fast.
                 Image.fromarray(pixels).save(temporary, format="PNG", compress_level=3)
         advance(3 * size**2)
+
+
+def _write_json(path: Path, body: dict[str, Any]) -> None:
+    write_text_atomic(path, json.dumps(body, indent=1) + "\n")

@@ -1,4 +1,4 @@
-"""What the user points at → a Source: the images in it, where they lie, and what cannot be used.
+"""What the user points at → an ImageSource: the images in it, where they lie, and what cannot be used.
 
 * a folder tree of images; Objects365 unpacked is one: `train/patchN/*.jpg` + `val/…`, or flattened to
   `images/{train,val}/*.jpg`
@@ -19,10 +19,11 @@ import hashlib
 import json
 import os
 import re
+from array import array
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -34,12 +35,10 @@ from numpy.typing import NDArray
 from veca.data.decode import BadImage
 from veca.data.folders import REPEATED_FILE, REPEATED_FOLDER, check_regular, read_file, walk
 from veca.data.tars import BrokenArchive, open_archive
-from veca_data.archives import PLAIN_SUFFIXES, STREAM_SUFFIXES, ZIP_SUFFIXES, hides, list_archive, read_at
-from veca_data.images import is_image_name
-from veca_data.listing import MISSING, Entry, Listing, ListingBuilder, Reject, listed
+from veca_data.archives import ARCHIVE_SUFFIXES, STREAM_SUFFIXES, hides, is_image_name, list_archive, read_at
 
 LIST_SUFFIXES = (".txt", ".lst", ".list")
-ARCHIVE_SUFFIXES = ZIP_SUFFIXES + PLAIN_SUFFIXES + STREAM_SUFFIXES
+MISSING = -1  # the size of a file that could not be looked at
 
 _MAX_LINE = 2**14  # four times the longest path
 _ANNOTATIONS = re.compile(r"(^|/)zhiyuan_objv2_(train|val)\.json$")
@@ -50,29 +49,112 @@ _STAT_BATCH = 1024
 _STAT_THREADS = 16  # network file systems answer many questions at once as fast as one
 
 
+class Entry(NamedTuple):
+    """One image of a source."""
+
+    name: str  # source-relative; undecodable bytes as os.fsdecode gives them
+    size: int
+    place: int  # where in the archive (tar: first byte of the file; zip: its directory record)
+    archive: str  # source-relative name of the archive; "" for a file of its own
+
+
+class Reject(NamedTuple):
+    """An input that did not become a sample."""
+
+    path: str
+    reason: str
+
+    @property
+    def kind(self) -> str:
+        """What rejects are counted by."""
+        return self.reason.partition(":")[0]
+
+
 class Stream(NamedTuple):
     """A compressed tar, which can only be read from its start."""
 
     name: str
     size: int
+    prefix: str = ""  # of its images' source-relative names
 
 
-@dataclass(frozen=True)
-class Source:
+class Listing:
+    """A million entries in flat memory, about 100 bytes each: names as one string, and four numbers each.
+
+    Its arrays look into it, so none may be held while entries are added.
+    """
+
+    def __init__(self) -> None:
+        self.archives = [""]  # the last one is that of the entries added next
+        self._names = bytearray()
+        self._rows = array("q")  # where the name ends, size, place, number of the archive
+
+    def __len__(self) -> int:
+        return len(self._rows) // 4
+
+    def add(self, name: str | bytes, *, size: int, place: int = 0) -> None:
+        self._names += os.fsencode(name)
+        self._rows.extend((len(self._names), size, place, len(self.archives) - 1))
+
+    @property
+    def sizes(self) -> NDArray[np.int64]:
+        return self._table[:, 1]
+
+    @property
+    def total_bytes(self) -> int:
+        return int(self.sizes.clip(min=0).sum())
+
+    def raw_name(self, i: int) -> bytes:
+        return bytes(self._names[self._rows[4 * i - 4] if i else 0 : self._rows[4 * i]])
+
+    def raw_names(self) -> Iterator[bytes]:
+        start = 0
+        for end in self._rows[::4]:
+            yield bytes(self._names[start:end])
+            start = end
+
+    def name(self, i: int) -> str:
+        return os.fsdecode(self.raw_name(i))
+
+    def entries(self) -> Iterator[Entry]:
+        columns = (self._rows[column::4] for column in (1, 2, 3))
+        for name, size, place, archive in zip(self.raw_names(), *columns, strict=True):
+            yield Entry(os.fsdecode(name), size, place, self.archives[archive])
+
+    def take(self, indices: NDArray[np.int64]) -> "Listing":
+        """A listing of some entries, in that order."""
+        names = [self.raw_name(i) for i in indices.tolist()]
+        rows = self._table[indices]
+        rows[:, 0] = np.cumsum([len(name) for name in names])
+        taken = Listing()
+        taken.archives = self.archives
+        taken._names += b"".join(names)
+        taken._rows.frombytes(rows.tobytes())
+        return taken
+
+    def hashes(self) -> NDArray[np.uint64]:
+        return hash_names(self.raw_names())
+
+    @property
+    def _table(self) -> NDArray[np.int64]:
+        return np.frombuffer(self._rows, dtype=np.int64).reshape(-1, 4)
+
+
+@dataclass
+class ImageSource:
     """Where images come from."""
 
     path: Path  # as the user gave it
     root: Path  # what names are relative to
-    listing: Listing
-    streams: tuple[Stream, ...] = ()
-    rejects: tuple[Reject, ...] = ()
+    listing: Listing = field(default_factory=Listing)
+    streams: list[Stream] = field(default_factory=list)
+    rejects: list[Reject] = field(default_factory=list)
     ignored: Counter[str] = field(default_factory=Counter)
-    damaged: tuple[Reject, ...] = ()  # archives; the listing has what comes before the damage
+    damaged: list[Reject] = field(default_factory=list)  # archives; listed is what comes before the damage
 
     @property
     def total_bytes(self) -> int:
-        files = int(self.listing.sizes.clip(min=0).sum())
-        return files + sum(stream.size for stream in self.streams)
+        return self.listing.total_bytes + sum(stream.size for stream in self.streams)
 
     def check_whole(self) -> None:
         """Raise one error that names every damaged archive."""
@@ -81,27 +163,31 @@ class Source:
             raise ValueError("\n".join([*lines, "Fetch or make them again, or take them out of the source."]))
 
 
-def open_source(path: str | os.PathLike[str], *, annotations: tuple[Path, ...] = ()) -> Source:
+def open_source(path: str | os.PathLike[str], *, annotations: tuple[Path, ...] = ()) -> ImageSource:
     """List what `path` holds. `annotations` name Objects365 JSON files that lie outside the source."""
     path = Path(path)
-    if path.exists():
-        check_regular(path)
-    if path.is_dir():
-        source, found = _open_folder(path)
-    elif path.is_file():
-        source, found = _open_file(path), []
-    else:
+    if not path.exists():
         raise FileNotFoundError(
             f"source {path} does not exist. Give a folder, an archive or a list of paths."
         )
+    check_regular(path)
+    source, found = ImageSource(path, path if path.is_dir() else path.parent), list[Path]()
+    if path.is_dir():
+        found = _add_folder(source)
+    elif _is_archive(path.name):
+        _add_archives(source, [path.name], prefixed=False)
+    elif path.name.lower().endswith(LIST_SUFFIXES):
+        _add_paths(source)
+    else:
+        known = ", ".join(ARCHIVE_SUFFIXES + LIST_SUFFIXES)
+        raise ValueError(f"source {path} is a file of an unknown kind; known are folders and {known}.")
     if annotations and source.streams:
         raise ValueError(
             "annotations are compared with files on disk, and the source is compressed archives. "
             "Leave --annotations out, or unpack the archives."
         )
     if (annotations or found) and not source.streams:
-        missing = _missing_images(source.listing, (*annotations, *found))
-        source = replace(source, rejects=(*source.rejects, *missing))
+        source.rejects += _missing_images(source.listing, (*annotations, *found))
     if not len(source.listing) and not source.streams:
         source.check_whole()
         raise ValueError(f"source {path} holds no images (ignored: {listed(source.ignored) or 'nothing'}).")
@@ -120,92 +206,90 @@ def read_entry(root: Path, entry: Entry) -> bytes:
         raise BadImage("unreadable", error.strerror or str(error)) from None
 
 
-def _open_file(path: Path) -> Source:
-    if _is_archive(path.name):
-        return _with_archives(path, path.parent, [path.name], prefixed=False)
-    if path.name.lower().endswith(LIST_SUFFIXES):
-        return Source(path, path.parent, _list_of_paths(path))
-    known = ", ".join(ARCHIVE_SUFFIXES + LIST_SUFFIXES)
-    raise ValueError(f"source {path} is a file of an unknown kind; known are folders and {known}.")
+def listed(counts: Mapping[str, int]) -> str:
+    """`jpg 7, png 2`, the most frequent first."""
+    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    return ", ".join(f"{name} {count:,}" for name, count in ordered[:8] if count)
 
 
-def _open_folder(path: Path) -> tuple[Source, list[Path]]:
-    """The source, and the Objects365 annotation files in it."""
-    builder, rejects, ignored = ListingBuilder(), [], Counter[str]()
+def hash_names(names: Iterable[bytes]) -> NDArray[np.uint64]:
+    """64 bits of each name's hash."""
+    values = bytearray()
+    for name in names:
+        values += hashlib.blake2b(name).digest()[:8]
+    return np.frombuffer(values, dtype=">u8").astype(np.uint64)
+
+
+def _add_folder(source: ImageSource) -> list[Path]:
+    """List a folder; returns the Objects365 annotation files in it."""
     archives: list[str] = []
     annotations: list[Path] = []
-    for name, problem in walk(path, lambda name: is_image_name(name) or _is_archive(name)):
+    rejects: list[Reject] = []
+    for name, problem in walk(source.root, lambda name: is_image_name(name) or _is_archive(name)):
         if hides(name):
             continue
         if problem in (REPEATED_FILE, REPEATED_FOLDER):
-            ignored[problem] += 1
+            source.ignored[problem] += 1
         elif problem is not None:
             rejects.append(Reject(name, problem))
         elif is_image_name(name):
-            builder.add(name, size=MISSING)
+            source.listing.add(name, size=MISSING)
         elif _is_archive(name):
             archives.append(name)
         elif _ANNOTATIONS.search(name):
-            annotations.append(path / name)
+            annotations.append(source.root / name)
         else:
-            ignored[_suffix(name)] += 1
-    if len(builder) or not archives:
+            source.ignored[_suffix(name)] += 1
+    if len(source.listing) or not archives:
         # Loose images win: an archive beside them is usually the one they were unpacked from.
-        ignored.update(_suffix(name) for name in archives)
-        listing = _with_sizes(builder.finish(), path)
-        return Source(path, path, listing, (), tuple(rejects), ignored), annotations
-    source = _with_archives(path, path, sorted(archives), prefixed=True)
-    rejects, ignored = [*source.rejects, *rejects], source.ignored + ignored
-    return replace(source, rejects=tuple(rejects), ignored=ignored), annotations
+        source.ignored.update(_suffix(name) for name in archives)
+        _look_up_sizes(source)
+    else:
+        _add_archives(source, sorted(archives), prefixed=True)
+    source.rejects += rejects
+    return annotations
 
 
-def _with_archives(path: Path, root: Path, names: list[str], *, prefixed: bool) -> Source:
+def _add_archives(source: ImageSource, names: list[str], *, prefixed: bool) -> None:
     """List zips and plain tars; compressed tars stay streams."""
-    builder, rejects, ignored = ListingBuilder(), [], Counter[str]()
-    streams: list[Stream] = []
-    damaged: list[Reject] = []
-
     for archive in names:
-        prefix = f"{archive}/" if prefixed else ""
+        path, prefix = source.root / archive, f"{archive}/" if prefixed else ""
         try:
             if archive.lower().endswith(STREAM_SUFFIXES):
-                with open_archive(root / archive) as file:
-                    streams.append(Stream(archive, os.fstat(file.fileno()).st_size))
+                with open_archive(path) as file:
+                    source.streams.append(Stream(archive, os.fstat(file.fileno()).st_size, prefix))
                 continue
-            builder.start_archive(archive)
-            for name, size, place, problem in list_archive(root / archive):
+            source.listing.archives.append(archive)
+            for name, size, place, problem in list_archive(path):
                 if problem is not None:
-                    rejects.append(Reject(prefix + name, problem))
+                    source.rejects.append(Reject(prefix + name, problem))
                 elif is_image_name(name) and not hides(name):
-                    builder.add(prefix + name, size=size, place=place)
+                    source.listing.add(prefix + name, size=size, place=place)
                 else:
-                    ignored[_suffix(name)] += 1
+                    source.ignored[_suffix(name)] += 1
         except BrokenArchive as error:
-            damaged.append(Reject(archive, f"damaged archive: {error.what}"))
+            source.damaged.append(Reject(archive, f"damaged archive: {error.what}"))
         except OSError as error:
-            damaged.append(Reject(archive, f"unreadable archive: {error.strerror or error}"))
-    return Source(path, root, builder.finish(), tuple(streams), tuple(rejects), ignored, tuple(damaged))
+            source.damaged.append(Reject(archive, f"unreadable archive: {error.strerror or error}"))
 
 
-def _list_of_paths(path: Path) -> Listing:
-    builder = ListingBuilder()
-    with path.open("rb") as file:
+def _add_paths(source: ImageSource) -> None:
+    with source.path.open("rb") as file:
         for number, line in enumerate(iter(partial(file.readline, _MAX_LINE), b"")):
             if len(line) == _MAX_LINE:
                 raise ValueError(
-                    f"{path}, line {number + 1}: longer than a path can be. Is it a list of paths?"
+                    f"{source.path}, line {number + 1}: longer than a path can be. Is it a list of paths?"
                 )
             name = line.rstrip(b"\r\n")
             if number == 0:
                 name = name.removeprefix(b"\xef\xbb\xbf")  # some editors mark UTF-8 files so
             if name.strip():
-                builder.add(name, size=MISSING)
-    return _with_sizes(builder.finish(), path.parent)
+                source.listing.add(name, size=MISSING)
+    _look_up_sizes(source)
 
 
-def _with_sizes(listing: Listing, root: Path) -> Listing:
-    sizes = np.empty(len(listing), dtype=np.int64)
-    folder = os.fsencode(root)
+def _look_up_sizes(source: ImageSource) -> None:
+    listing, sizes, folder = source.listing, source.listing.sizes, os.fsencode(source.root)
 
     def size_of(i: int) -> int:
         try:
@@ -219,7 +303,6 @@ def _with_sizes(listing: Listing, root: Path) -> Listing:
 
     with ThreadPoolExecutor(_STAT_THREADS) as pool:
         list(pool.map(fill, range(0, len(listing), _STAT_BATCH)))
-    return replace(listing, sizes=sizes)
 
 
 def _is_archive(name: str) -> bool:
@@ -234,15 +317,16 @@ def _suffix(name: str) -> str:
 
 def _missing_images(listing: Listing, annotations: Iterable[Path]) -> Iterator[Reject]:
     """A reject for each image that an annotation file lists and the source lacks."""
-    present = np.sort(_hashes(_tail(os.fsdecode(name)) for name in listing.raw_names()))
+    # What the annotations and the disk have in common: `patchN/name`, or the name where it is flattened.
+    tails = (b"/".join(name.split(b"/")[-2:]) for name in listing.raw_names())
+    present = hash_names(tail if tail.startswith(b"patch") else tail.rpartition(b"/")[2] for tail in tails)
     for path in annotations:
         names = _file_names(path)
-        while batch := list(islice(names, 65_536)):
-            tails = [_last_two(name) for name in batch]
-            nested = _is_in(present, _hashes(tails))
-            flat = _is_in(present, _hashes(tail.rpartition("/")[2] for tail in tails))
+        while batch := ["/".join(name.split("/")[-2:]) for name in islice(names, 2**17)]:
+            nested = np.isin(hash_names(map(os.fsencode, batch)), present)
+            flat = np.isin(hash_names(os.fsencode(tail.rpartition("/")[2]) for tail in batch), present)
             for i in np.flatnonzero(~(nested | flat)):
-                yield Reject(tails[i], f"listed in {path.name}, but not in the source")
+                yield Reject(batch[i], f"listed in {path.name}, but not in the source")
 
 
 def _file_names(path: Path) -> Iterator[str]:
@@ -263,25 +347,3 @@ def _file_names(path: Path) -> Iterator[str]:
         raise ValueError(
             f'annotations {path} list no images: no "file_name" in it. Is it the COCO-style JSON?'
         )
-
-
-def _tail(name: str) -> str:
-    """What the annotations and the disk have in common: `patchN/name`, or the name where it is flattened."""
-    tail = _last_two(name)
-    return tail if tail.startswith("patch") else tail.rpartition("/")[2]
-
-
-def _last_two(name: str) -> str:
-    return "/".join(name.split("/")[-2:])
-
-
-def _hashes(names: Iterable[str]) -> NDArray[np.uint64]:
-    values = bytearray()
-    for name in names:
-        values += hashlib.blake2b(os.fsencode(name), digest_size=8).digest()
-    return np.frombuffer(values, dtype=np.uint64)
-
-
-def _is_in(ordered: NDArray[np.uint64], values: NDArray[np.uint64]) -> NDArray[np.bool_]:
-    places = np.searchsorted(ordered, values).clip(max=len(ordered) - 1)
-    return np.asarray(ordered[places] == values)

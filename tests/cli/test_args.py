@@ -73,7 +73,7 @@ def test_inputs_are_taken_in_order() -> None:
 
 
 def test_options_that_are_only_passed_on_are_known() -> None:
-    from veca.probes.knn import knn
+    from veca.probes.classify import knn
 
     parser = VerbParser(knn, name="veca probe knn", example="", inputs=["data"])
     values = parser.parse(["d", "--model", "m", "--allow-remote-code", "--seeds", "0"])

@@ -13,8 +13,8 @@ from multiprocessing import Queue
 def run_rank(folder: str, rank: int, size: int, num_workers: int, method: str, results: "Queue[str]") -> None:
     # Not above: a spawned worker imports this file, and has no use for them.
     from veca.data.datamodule import ShardDataModule
+    from veca.data.order import Ranks
     from veca.data.resolutions import Phase, ResolutionSchedule
-    from veca.data.stream import Ranks
 
     data = ShardDataModule(
         sources=folder,

@@ -12,8 +12,8 @@ import webdataset
 
 from tests.data.conftest import MakeShards
 from tests.data.shards import sample_members, tiny_jpeg, write_shard
+from veca.data.index import Shard, open_sources
 from veca.data.reader import BadSample, ShardReader, parse_sample
-from veca.data.sources import Shard, open_sources
 
 
 def shards_of(folder: Path) -> list[Shard]:

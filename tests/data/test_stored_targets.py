@@ -54,10 +54,14 @@ def test_everything_that_decides_the_bytes_is_in_the_fingerprint(change: dict[st
 def test_arrays_have_the_header_numpy_reads(dtype: str, width: int) -> None:
     layout = Layout(width, dtype, (16, 64), 1)
     for resolution, tokens in ((16, 2), (64, 17)):
-        header = layout.npy_header(resolution)
+        header = layout.npy_headers[resolution]
         array = np.load(io.BytesIO(header + bytes(tokens * layout.row_bytes())), allow_pickle=False)
         assert len(header) % 64 == 0
-        assert (array.dtype, array.shape) == layout.array_type(resolution)
+        if dtype == "int8":
+            assert (array["values"].dtype, array["values"].shape) == (np.int8, (tokens, width))
+            assert (array["scale"].dtype, array["scale"].shape) == (np.float16, (tokens,))
+        else:
+            assert (array.dtype, array.shape) == ("<f2" if dtype == "fp16" else "<u2", (tokens, width))
         assert array.nbytes == tokens * layout.row_bytes()
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from veca.data.decode import BadImage
 from veca.data.tars import BrokenArchive
-from veca_data.archives import hides, list_tar, list_zip, read_zip_member, stream_tar
+from veca_data.archives import hides, is_image_name, list_archive, read_at, stream_tar
 from veca_data.pack import _spill
 
 MEMBERS = {f"patch0/img_{i}.jpg": bytes([i]) * (100 + 400 * i) for i in range(5)}
@@ -34,7 +34,7 @@ def _tar(path: Path, mode: str, tar_format: int = tarfile.PAX_FORMAT) -> Path:
 @pytest.mark.parametrize("tar_format", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
 def test_a_plain_tar_is_read_by_position(tmp_path, tar_format):
     path = _tar(tmp_path / "x.tar", "w", tar_format)
-    members = list(list_tar(path))
+    members = list(list_archive(path))
     data = path.read_bytes()
     found = {m.name: data[m.place : m.place + m.size] for m in members if m.problem is None}
     assert found == MEMBERS
@@ -49,7 +49,7 @@ def test_a_compressed_tar_is_read_as_a_stream(tmp_path, name, mode):
     assert {m.name: data for m, data in stream_tar(path) if m.problem is None} == MEMBERS
     file = io.BytesIO()
     listing, rejects = _spill(path, "p/", file)
-    entries = [listing.entry(i) for i in range(len(listing))]
+    entries = listing.entries()
     assert {e.name: file.getvalue()[e.place : e.place + e.size] for e in entries} == {
         f"p/{name}": data for name, data in MEMBERS.items()
     }
@@ -77,11 +77,11 @@ def test_broken_compressed_tars_are_named(tmp_path):
 def test_truncated_plain_tars_are_named_even_between_two_files(tmp_path):
     path = _tar(tmp_path / "x.tar", "w")
     whole = path.read_bytes()
-    places = [member.place for member in list_tar(path)]
+    places = [member.place for member in list_archive(path)]
     for length in (100, places[2] - 512, places[2] - 200, places[2], places[3] - 700):
         path.write_bytes(whole[:length])
         with pytest.raises(BrokenArchive, match=r"x\.tar: damaged archive \("):
-            list(list_tar(path))
+            list(list_archive(path))
 
 
 def test_hidden_names():
@@ -100,10 +100,8 @@ def _write(path: Path, method: int, **members: bytes) -> None:
 def test_members_read_back(tmp_path, method):
     members = {"a.jpg": b"abc" * 1000, "ünï.png": b"", "c": bytes(range(256))}
     _write(tmp_path / "x.zip", method, **members)
-    found = {
-        member.name: read_zip_member(tmp_path / "x.zip", place)
-        for member, place in list_zip(tmp_path / "x.zip")
-    }
+    path = tmp_path / "x.zip"
+    found = {member.name: read_at(path, member.place, member.size) for member in list_archive(path)}
     assert found == {f"folder/{name}": data for name, data in members.items()}
 
 
@@ -123,9 +121,9 @@ def test_a_streamed_zip_reads_back(tmp_path):
             archive.open("a.jpg", "w") as member,
         ):
             member.write(b"q" * 5000)
-    [(member, place)] = list_zip(tmp_path / "x.zip")
+    [member] = list_archive(tmp_path / "x.zip")
     assert member.size == 5000
-    assert read_zip_member(tmp_path / "x.zip", place) == b"q" * 5000
+    assert read_at(tmp_path / "x.zip", member.place, 5000) == b"q" * 5000
 
 
 def test_zip64_reads_back(tmp_path):
@@ -134,33 +132,38 @@ def test_zip64_reads_back(tmp_path):
             member.write(b"w" * 100)
         for i in range(65_600):  # more members than the plain directory can count
             archive.writestr(zipfile.ZipInfo(f"{i}"), b"")
-    members = list(list_zip(tmp_path / "x.zip"))
+    members = list(list_archive(tmp_path / "x.zip"))
     assert len(members) == 65_601
-    assert read_zip_member(tmp_path / "x.zip", members[0][1]) == b"w" * 100
+    assert read_at(tmp_path / "x.zip", members[0].place, 100) == b"w" * 100
 
 
 def test_damage_is_named(tmp_path):
     path = tmp_path / "x.zip"
     _write(path, zipfile.ZIP_STORED, a=b"abcdefgh" * 100)
     whole = path.read_bytes()
-    [(_, place)] = list_zip(path)
+    [member] = list_archive(path)
     path.write_bytes(whole.replace(b"abcdefgh", b"abcdefgX", 1))
     with pytest.raises(BadImage, match="checksum"):
-        read_zip_member(path, place)
+        read_at(path, member.place, member.size)
     for length in (0, 10, len(whole) // 2, len(whole) - 5):
         path.write_bytes(whole[:length])
         with pytest.raises(ValueError, match=r"x\.zip: damaged archive \("):
-            list(list_zip(path))
+            list(list_archive(path))
 
 
 def test_unknown_compression_and_passwords_are_named(tmp_path):
     path = tmp_path / "x.zip"
     _write(path, zipfile.ZIP_LZMA, a=b"abc")
-    [(_, place)] = list_zip(path)
+    [member] = list_archive(path)
     with pytest.raises(BadImage, match="method 14"):
-        read_zip_member(path, place)
+        read_at(path, member.place, member.size)
     data = bytearray(path.read_bytes())
-    data[place + 8] |= 1
+    data[member.place + 8] |= 1
     path.write_bytes(data)
     with pytest.raises(BadImage, match="password"):
-        read_zip_member(path, place)
+        read_at(path, member.place, member.size)
+
+
+def test_image_names():
+    assert all(map(is_image_name, ("a.jpg", "b/C.JPEG", "d.x.png", "e.heic")))
+    assert not any(map(is_image_name, ("a", "a.txt", "jpg", "a.jpg.part")))

@@ -17,9 +17,8 @@ from tests.data.caches import ON_CPU, RESOLUTIONS, write_cache
 from tests.data.shards import tiny_jpeg, write_dataset
 from veca.data.stored_targets import open_cache
 from veca.teachers import OfflineTeacher
-from veca_data.cache import NamedTeacher, cache, load_teacher, make_cache, read_recipe
+from veca_data.cache import NamedTeacher, TeacherPass, ViewBatch, cache, load_teacher, make_cache, read_recipe
 from veca_data.cli import main
-from veca_data.targets import TargetWriter
 
 OFFLINE = "veca.teachers.OfflineTeacher"
 COMMAND = [str(Path(sys.executable).with_name("veca-data")), "cache"]  # ranks are started by its name
@@ -71,14 +70,14 @@ def test_the_same_bytes_again_after_a_failure_and_with_workers(
     whole = digests(write_cache(shards))
     assert "train-000003.tar" in whole
     again = copy_of(shards, "again")
-    finished = TargetWriter.on_predict_batch_end
+    step = TeacherPass.predict_step
 
-    def fail(self: TargetWriter, trainer: Any, module: Any, outputs: Any, batch: Any, *rest: Any) -> None:
-        if batch.request.shard.name == "train-000002.tar" and batch.request.resolution == 48:
+    def fail(self: TeacherPass, batch: ViewBatch, batch_idx: int) -> int:
+        if batch.request.shard.name == "train-000002.tar" and batch.request.first:
             raise OSError("no space left")
-        finished(self, trainer, module, outputs, batch, *rest)
+        return step(self, batch, batch_idx)
 
-    monkeypatch.setattr(TargetWriter, "on_predict_batch_end", fail)
+    monkeypatch.setattr(TeacherPass, "predict_step", fail)
     with pytest.raises(OSError, match="no space left"):
         write_cache(again)
     monkeypatch.undo()

@@ -18,7 +18,7 @@ from veca.data.stored_targets import DTYPES
 from veca.teachers import OfflineTeacher
 from veca_data.check import check
 from veca_data.pack import make_shards
-from veca_data.writer import SampleWriter
+from veca_data.records import SampleWriter
 
 SHARD = "train-000000.tar"
 Members = list[tuple[str, bytes]]
@@ -190,9 +190,11 @@ def rewrite(folder: Path, change: Callable[[Samples], Samples]) -> None:
             key, _, suffix = info.name.partition(".")
             samples.setdefault(key, {})[suffix] = tar.extractfile(info).read()  # type: ignore[union-attr]
     (folder / CACHED).unlink()
-    with SampleWriter(folder / CACHED) as writer:
+    with (folder / CACHED).open("xb") as file:
+        writer = SampleWriter(file)
         for key, members in change(list(samples.items())):
             writer.write(key, members)
+        writer.finish()
     np.save(folder / "train-000001.offsets.npy", writer.offsets)
     body = json.loads((folder / "index.json").read_text())
     body["splits"]["train"][1] |= {"samples": writer.samples, "bytes": writer.bytes, "sha256": writer.sha256}

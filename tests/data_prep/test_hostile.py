@@ -14,9 +14,9 @@ from tests.data import hostile
 from veca.data.decode import BadImage
 from veca_data import archives
 from veca_data.archives import stream_tar
-from veca_data.images import Encoding
 from veca_data.inspect import estimate_shards, scan
 from veca_data.pack import make_shards
+from veca_data.plan import ImageEncoding
 from veca_data.source import open_source, read_entry
 
 
@@ -76,7 +76,7 @@ def test_links_lead_out_and_in_circles(photos, tmp_path, jpegs):
     (photos / "up").symlink_to(".")
     (photos / "day0" / "linked.jpg").symlink_to("img_000.jpg")
     source = open_source(photos)
-    names = {source.listing.entry(i).name for i in range(len(source.listing))}
+    names = {entry.name for entry in source.listing.entries()}
     assert len(source.listing) == len(names) == 41
     assert {"again/new.jpg", "day0/img_000.jpg"} < names  # the first of two links, and a file's own name
     assert sorted(source.rejects) == [
@@ -124,7 +124,7 @@ def test_a_damaged_archive_is_counted_by_a_scan_and_refused_by_the_others(suffix
     with pytest.raises((ValueError, RuntimeError), match=named):
         _shards(folder, tmp_path / "out")
     with pytest.raises(ValueError, match=named):
-        estimate_shards(path, encoding=Encoding(), workers=1)
+        estimate_shards(path, encoding=ImageEncoding(), workers=1)
 
 
 @pytest.mark.parametrize("kind", hostile.ZIP_ENTRIES)

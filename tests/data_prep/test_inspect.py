@@ -13,19 +13,18 @@ from tests.data.caches import write_cache
 from tests.data.shards import write_dataset
 from veca.data.index import load_index
 from veca.teachers import OfflineTeacher
-from veca_data.images import Encoding
 from veca_data.inspect import (
     _find_copies,
     _look,
     cache_bytes,
     estimate,
-    estimate_cache,
     estimate_shards,
     scan,
+    teacher_seconds,
 )
-from veca_data.listing import ListingBuilder
 from veca_data.pack import make_shards
-from veca_data.source import Stream
+from veca_data.plan import ImageEncoding
+from veca_data.source import Listing, Stream
 
 
 def _spoil(photos, jpegs, picture, encode):
@@ -86,10 +85,10 @@ def test_splits_and_broken_archives(tmp_path, jpegs):
 
 
 def test_copies_are_found_without_a_list_of_their_names(tmp_path):
-    count, builder = 20_000, ListingBuilder()
+    count, listing = 20_000, Listing()
     for i in range(count):
-        builder.add(f"folder/an_image_with_a_usual_name_{i:06d}.jpg", size=1)
-    listing, contents = builder.finish(), np.ones(count, dtype=np.uint64)
+        listing.add(f"folder/an_image_with_a_usual_name_{i:06d}.jpg", size=1)
+    contents = np.ones(count, dtype=np.uint64)
     contents[:2] = 0
     tracemalloc.start()
     try:
@@ -112,7 +111,7 @@ def test_what_is_seen_in_a_stream_is_small_until_it_is_wanted(tmp_path, jpegs):
             info = tarfile.TarInfo(f"folder/an_image_with_a_usual_name_{i:06d}.jpg")
             info.size = len(jpegs[0])
             tar.addfile(info, io.BytesIO(jpegs[0]))
-    found = _look(tmp_path, False, Stream(path.name, path.stat().st_size))
+    found = _look(tmp_path, Stream(path.name, path.stat().st_size))
     assert sum(map(len, found)) / count < 40  # as objects: 200
     assert scan(path, workers=1).copies == count - 1
 
@@ -164,7 +163,7 @@ def test_wrong_values_are_named(changed, words):
         cache_bytes(**{**values, **changed})
 
 
-@pytest.mark.parametrize("encoding", [Encoding(), Encoding(max_short_side=24, quality=50)])
+@pytest.mark.parametrize("encoding", [ImageEncoding(), ImageEncoding(max_short_side=24, quality=50)])
 def test_bytes_of_shards_are_near_the_truth(photos, tmp_path, encoding):
     guess = estimate_shards(photos, encoding=encoding, workers=1)
     summary = make_shards(photos, tmp_path / "out", **encoding._asdict(), val_share=0, workers=1)
@@ -178,17 +177,13 @@ def test_bytes_of_shards_are_near_the_truth(photos, tmp_path, encoding):
 def test_compressed_archives_are_estimated_from_their_first_images(photos, tmp_path):
     with tarfile.open(tmp_path / "x.tar.gz", "w:gz") as tar:
         tar.add(photos)
-    guess = estimate_shards(tmp_path / "x.tar.gz", encoding=Encoding(), workers=2)
+    guess = estimate_shards(tmp_path / "x.tar.gz", encoding=ImageEncoding(), workers=2)
     assert not guess.images_are_exact
     assert 20 < guess.images < 60
 
 
-def test_hours_of_a_cache_rise_with_resolution_and_views():
-    hours = [
-        estimate_cache(1000, teacher="small", resolutions=[resolution], views=views).hours
-        for resolution, views in ((64, 1), (256, 4))
-    ]
-    assert 0 < hours[0] < hours[1]
+def test_seconds_of_a_teacher_rise_with_resolution():
+    assert 0 < teacher_seconds("small", [64])[0] < teacher_seconds("small", [64, 256])[0]
 
 
 def test_the_text_names_both(photos):

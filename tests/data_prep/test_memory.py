@@ -14,8 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from veca_data.images import Encoding
-from veca_data.plan import ShardSize, make_plan
+from veca_data.plan import ImageEncoding, ShardSize, make_plan
 from veca_data.source import open_source
 
 LIMIT = 500 * 10**6
@@ -112,7 +111,7 @@ def test_an_image_takes_few_bytes_of_memory(tmp_path, name):
     tracemalloc.start()
     try:
         source = open_source(tmp_path / name)
-        make_plan(source, seed=0, size=ShardSize(bytes=10**6), val_share=None, encoding=Encoding())
+        make_plan(source, seed=0, size=ShardSize(bytes=10**6), val_share=None, encoding=ImageEncoding())
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

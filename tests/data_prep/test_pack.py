@@ -4,6 +4,7 @@ import gc
 import io
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -13,16 +14,29 @@ import time
 import zipfile
 from pathlib import Path
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
 
 import veca.utils.files
-from veca.data.decode import BadImage
+from veca.data.decode import BadImage, decode
 from veca.data.index import load_index, load_offsets
 from veca_data.check import check
-from veca_data.images import Encoding
-from veca_data.listing import Entry
-from veca_data.pack import Job, Part, make_shards, merge_parts, write_shard
+from veca_data.pack import (
+    Job,
+    format_of,
+    make_shards,
+    merge_parts,
+    pack_image,
+    probe,
+    sample_key,
+    write_shard,
+)
+from veca_data.plan import ImageEncoding
 from veca_data.records import PARTS, read_record
+from veca_data.source import Entry
 
 SHARDS = {"shard_samples": 7, "val_share": 0.1, "workers": 1}
 
@@ -152,7 +166,7 @@ def test_parts_then_merge_equal_one_run(photos, tmp_path, digests):
         out = tmp_path / "parts"
         with pytest.raises((ValueError, FileNotFoundError), match=r"not made yet|no shards"):
             merge_parts(out)
-        assert make_shards(photos, out, **SHARDS, part=Part(number, 3)) is None
+        assert make_shards(photos, out, **SHARDS, part=(number, 3)) is None
     merge_parts(out)
     assert digests(tmp_path / "whole") == digests(out)
 
@@ -358,7 +372,7 @@ def test_a_truncated_archive_is_named_and_can_be_replaced(jpegs, tmp_path, diges
         ({"quality": 101}, "quality must be from 1 to 95; got 101"),
         ({"max_short_side": 3}, "max_short_side must be at least 16"),
         ({"max_rejects": 2}, "max_rejects must be a share"),
-        ({"part": Part(4, 4)}, "got 4/4.*the last is 3/4"),
+        ({"part": (4, 4)}, "got 4/4.*the last is 3/4"),
         ({"workers": 0}, "workers must be at least 1"),
     ],
 )
@@ -418,7 +432,7 @@ SHARD = "train-000000.tar"
 @pytest.fixture
 def job(tmp_path) -> Job:
     (tmp_path / PARTS).mkdir()
-    return Job(root=Path(), out=tmp_path, encoding=Encoding(), seed=0)
+    return Job(root=Path(), out=tmp_path, encoding=ImageEncoding(), seed=0)
 
 
 def test_a_bad_image_is_a_reject_and_the_rest_goes_on(job, jpegs, read_samples):
@@ -454,5 +468,183 @@ def test_an_error_leaves_nothing_behind(job, jpegs):
 
 def test_all_wrong_options_are_named_at_once(photos, tmp_path):
     with pytest.raises(ValueError, match=r"(?s)quality must be .*max_rejects must be .*part must be "):
-        make_shards(photos, tmp_path / "out", quality=0, max_rejects=2, part=Part(4, 4))
+        make_shards(photos, tmp_path / "out", quality=0, max_rejects=2, part=(4, 4))
     assert not (tmp_path / "out").exists()
+
+
+@given(
+    st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=80).filter(lambda s: "\0" not in s)
+)
+def test_keys_are_safe_in_a_tar(name):
+    key = sample_key(name)
+    assert re.fullmatch(r"[A-Za-z0-9_-]{1,40}-[0-9a-f]{12}", key)
+
+
+@pytest.mark.parametrize(
+    ("name", "start"),
+    [
+        ("a/b c.d.jpg", "b_c_d-"),
+        ("Ünïcode.png", "Unicode-"),
+        ("图片.jpg", "image-"),
+        ("x" * 90 + ".jpg", "x" * 40 + "-"),
+        ("patch8/objects365_v1_00420917.jpg", "objects365_v1_00420917-"),
+    ],
+)
+def test_keys_are_readable(name, start):
+    assert sample_key(name).startswith(start)
+
+
+def test_equal_stems_in_different_folders_have_different_keys():
+    assert len({sample_key(name) for name in ("a/1.jpg", "b/1.jpg", "a/1.png")}) == 3
+
+
+KEEP = ImageEncoding()
+
+
+def test_a_jpeg_is_kept_byte_for_byte(picture, encode):
+    data = encode(picture(0, 64, 48))
+    assert pack_image(data, KEEP) == ("jpg", data, 64, 48)
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "P", "LA", "RGBA", "I;16"])
+def test_png_of_any_mode_is_kept_and_readable(picture, encode, mode):
+    base = picture(1, 64, 48)
+    if mode == "I;16":
+        image = Image.fromarray(np.asarray(base.convert("L")).astype(np.uint16) * 257)
+    else:
+        image = base.convert(mode)
+    data = encode(image, "PNG")
+    packed = pack_image(data, KEEP)
+    assert packed == ("png", data, 64, 48)
+    assert decode(packed.data).shape == (48, 64, 3)
+
+
+@pytest.mark.parametrize("mode", ["L", "CMYK"])
+def test_jpeg_of_any_mode_is_kept_and_readable(picture, encode, mode):
+    data = encode(picture(2, 64, 48).convert(mode))
+    packed = pack_image(data, KEEP)
+    assert packed.data == data
+    assert decode(packed.data).shape == (48, 64, 3)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_size_is_as_displayed(picture, encode, orientation):
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    data = encode(picture(3, 64, 48), exif=exif)
+    shown = (48, 64) if orientation >= 5 else (64, 48)
+    assert probe(data) == shown
+    assert decode(data).shape[1::-1] == shown
+
+
+@pytest.mark.parametrize("name", ["BMP", "GIF", "TIFF"])
+def test_other_formats_become_png_without_loss(picture, encode, name):
+    data = encode(picture(4, 64, 48), name)
+    packed = pack_image(data, KEEP)
+    assert packed.suffix == "png"
+    assert format_of(data) == name
+    expected = np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
+    assert np.array_equal(np.asarray(Image.open(io.BytesIO(packed.data))), expected)
+
+
+@pytest.mark.parametrize("name", ["GIF", "WEBP"])
+def test_an_animation_gives_its_first_frame(picture, encode, name):
+    frames = [picture(i, 64, 48) for i in range(3)]
+    options = {"lossless": True} if name == "WEBP" else {}
+    data = encode(frames[0], name, save_all=True, append_images=frames[1:], duration=50, **options)
+    packed = pack_image(data, KEEP)
+    assert packed.suffix == "png"
+    shown = np.asarray(Image.open(io.BytesIO(packed.data))).astype(int)
+    # GIF has 256 colours, so its frames are near the originals, but nearest to their own.
+    errors = [np.abs(shown - np.asarray(frame)).mean() for frame in frames]
+    assert int(np.argmin(errors)) == 0
+
+
+def test_a_still_webp_is_kept(picture, encode):
+    data = encode(picture(5, 64, 48), "WEBP")
+    assert pack_image(data, KEEP) == ("webp", data, 64, 48)
+
+
+@pytest.mark.parametrize("name", ["JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF"])
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
+def test_truncated_files_are_refused(picture, encode, name, share):
+    data = encode(picture(6, 64, 48), name)
+    with pytest.raises(BadImage):
+        pack_image(data[: int(len(data) * share)], KEEP)
+
+
+def test_a_truncated_jpeg_with_a_whole_thumbnail_is_refused(picture, encode):
+    """The thumbnail has an end marker of its own; looking for any would be fooled."""
+    thumbnail = encode(picture(7, 16, 16))
+    data = encode(picture(7, 64, 48))
+    segment = b"\xff\xe2" + (len(thumbnail) + 2).to_bytes(2, "big") + thumbnail
+    whole = data[:2] + segment + data[2:]
+    assert probe(whole) == (64, 48)
+    with pytest.raises(BadImage, match=r"truncated|damaged"):
+        probe(whole[:-200])
+
+
+def test_data_after_the_end_marker_is_no_truncation(picture, encode):
+    data = encode(picture(8, 64, 48)) + b"camera's own notes" * 10
+    assert pack_image(data, KEEP).data == data
+
+
+@pytest.mark.parametrize("data", [b"", b"these are words, not pixels\n" * 20, b"\0" * 4096])
+def test_what_is_no_image_is_refused(data):
+    with pytest.raises(BadImage, match=r"empty|not-an-image"):
+        pack_image(data, KEEP)
+
+
+def test_a_decompression_bomb_is_refused_without_decoding():
+    import struct
+    import zlib
+
+    def chunk(kind: bytes, body: bytes) -> bytes:
+        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+
+    header = struct.pack(">2I5B", 60_000, 60_000, 8, 2, 0, 0, 0)
+    png = (
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", header)
+        + chunk(b"IDAT", zlib.compress(b"\0" * 100))
+        + chunk(b"IEND", b"")
+    )
+    with pytest.raises(BadImage, match="too-large"):
+        pack_image(png, KEEP)
+
+
+def test_reencoding_shrinks_and_never_enlarges(picture, encode):
+    encoding = ImageEncoding(max_short_side=40, quality=90)
+    small = pack_image(encode(picture(9, 64, 32)), encoding)
+    large = pack_image(encode(picture(9, 320, 160)), encoding)
+    assert small[2:] == (64, 32)
+    assert large[2:] == (80, 40)
+    for packed in (small, large):
+        assert packed.suffix == "jpg"
+        assert decode(packed.data).shape == (packed.height, packed.width, 3)
+
+
+def test_reencoding_turns_upright_and_drops_the_exif(picture, encode):
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    image = picture(10, 64, 48)
+    packed = pack_image(encode(image, exif=exif, quality=95), ImageEncoding(quality=95))
+    assert packed[2:] == (48, 64)
+    shown = decode(packed.data).astype(int)
+    turns = [Image.Transpose.ROTATE_270, Image.Transpose.ROTATE_90, Image.Transpose.TRANSPOSE]
+    errors = [np.abs(shown - np.asarray(image.transpose(turn))).mean() for turn in turns]
+    assert errors[0] < 15 < min(errors[1:])
+    assert not Image.open(io.BytesIO(packed.data)).getexif()
+
+
+def test_reencoding_is_antialiased(encode):
+    """A fine checkerboard averages to gray; picking pixels would keep black or white."""
+    board = (np.indices((512, 512)).sum(axis=0) % 2 * 255).astype(np.uint8)
+    packed = pack_image(encode(Image.fromarray(board), "PNG"), ImageEncoding(max_short_side=64, quality=95))
+    assert np.abs(decode(packed.data).astype(int) - 127).max() < 12
+
+
+def test_reencoding_lays_alpha_over_white(encode):
+    clear = Image.new("RGBA", (32, 32), (0, 0, 0, 0))
+    packed = pack_image(encode(clear, "PNG"), ImageEncoding(quality=92))
+    assert decode(packed.data).min() > 250

@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 
-from veca_data.pool import Stopped, advance, num_workers, run_tasks
+from veca_data.pool import TaskStopped, advance, num_workers, run_tasks
 
 
 def _square(number: int) -> tuple[int, int]:
@@ -80,4 +80,4 @@ def test_number_of_workers():
 
 
 def test_stopped_is_no_mistake_of_the_user():
-    assert not issubclass(Stopped, (ValueError, OSError, RuntimeError))
+    assert not issubclass(TaskStopped, (ValueError, OSError, RuntimeError))

@@ -11,10 +11,10 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from veca_data.sample import FINISHED_NAME, STARTED_NAME, make_sample
-from veca_data.solids import CLASSES
+from veca_data.sample import FINISHED_NAME, STARTED_NAME, VAL_SHARE, make_sample
+from veca_data.scenes import CLASSES
 
-SETTINGS: dict[str, Any] = {"count": 30, "size": 32, "seed": 4, "val_share": 0.2}
+SETTINGS: dict[str, Any] = {"count": 30, "size": 32, "seed": 4}
 KINDS = ("images", "semantic", "instances", "depth")
 
 
@@ -90,6 +90,7 @@ def test_settings_are_recorded_last(sample: Path) -> None:
         "format": "veca-sample",
         "version": 2,
         **SETTINGS,
+        "val_share": VAL_SHARE,
     }
     newest = max(sample.rglob("*"), key=lambda path: path.stat().st_mtime_ns if path.is_file() else 0)
     assert newest.name == FINISHED_NAME
@@ -146,7 +147,7 @@ def test_a_killed_run_goes_on_where_it_stopped(sample: Path, tmp_path: Path) -> 
     assert len(remade) < 4, "only the scene in the making is made again"
 
 
-@pytest.mark.parametrize("change", [{"count": 31}, {"size": 64}, {"seed": 0}, {"val_share": 0.5}])
+@pytest.mark.parametrize("change", [{"count": 31}, {"size": 64}, {"seed": 0}])
 @pytest.mark.parametrize("marker", [FINISHED_NAME, STARTED_NAME])
 def test_a_folder_of_other_settings_is_refused(copy: Path, change: dict[str, Any], marker: str) -> None:
     (copy / FINISHED_NAME).rename(copy / marker)
@@ -178,9 +179,6 @@ def test_a_foreign_folder_a_file_and_a_damaged_marker_are_refused(tmp_path: Path
         ({"size": 31}, r"size must be from 32 to 1024 pixels; got 31\. Try"),
         ({"size": 1025}, r"size must be from 32 to 1024 pixels; got 1025\. Try"),
         ({"seed": -1}, r"seed must not be negative; got -1\. Try"),
-        ({"val_share": 1.0}, r"val_share must be at least 0 and below 1; got 1\.0\. Try"),
-        ({"val_share": -0.1}, r"val_share must be .*; got -0\.1\. Try"),
-        ({"val_share": float("nan")}, r"val_share must be .*; got nan\. Try"),
         ({"workers": 0}, r"workers must be at least 1; got 0\. Leave it out"),
     ],
 )
@@ -191,10 +189,5 @@ def test_bad_arguments(tmp_path: Path, argument: dict[str, Any], message: str) -
 
 
 def test_all_bad_arguments_are_named_at_once(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"(?s)count.*size.*seed.*val_share.*workers"):
-        make_sample(tmp_path / "out", count=0, size=0, seed=-1, val_share=2, workers=0)
-
-
-def test_no_val_split_is_possible(tmp_path: Path) -> None:
-    make_sample(tmp_path, count=2, size=32, val_share=0.0)
-    assert [path.name for path in (tmp_path / "images").iterdir()] == ["train"]
+    with pytest.raises(ValueError, match=r"(?s)count.*size.*seed.*workers"):
+        make_sample(tmp_path / "out", count=0, size=0, seed=-1, workers=0)

@@ -2,22 +2,26 @@
 
 import json
 import os
+import pickle
 import random
 import tarfile
 import zipfile
 from pathlib import Path
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from veca.data.decode import BadImage
 from veca.data.folders import MAX_FILE_BYTES
 from veca_data import source as objects365
-from veca_data.source import Source, open_source, read_entry
+from veca_data.pack import sample_key
+from veca_data.source import ImageSource, Listing, open_source, read_entry
 
 
-def _contents(source: Source) -> dict[str, bytes]:
-    entries = [source.listing.entry(i) for i in range(len(source.listing))]
-    return {entry.name: read_entry(source.root, entry) for entry in entries}
+def _contents(source: ImageSource) -> dict[str, bytes]:
+    return {entry.name: read_entry(source.root, entry) for entry in source.listing.entries()}
 
 
 def _files(folder: Path) -> dict[str, bytes]:
@@ -61,7 +65,7 @@ def test_a_list_of_paths(photos, tmp_path):
     assert len(source.listing) == len(names) + 1
     with pytest.raises(BadImage, match="unreadable: No such file"):
         _contents(source)
-    assert source.listing.entry(len(names)).name == "photos/absent.jpg"
+    assert source.listing.name(len(names)) == "photos/absent.jpg"
 
 
 def test_loose_images_win_over_the_archives_they_came_from(photos):
@@ -80,7 +84,7 @@ def test_symlinks_are_followed_and_loops_are_named(photos):
     source = open_source(photos)
     assert [reject.path for reject in source.rejects] == ["day1/up"]
     assert source.ignored["links to folders read already"] == 1
-    names = [source.listing.entry(i).name for i in range(len(source.listing))]
+    names = [entry.name for entry in source.listing.entries()]
     assert len(names) == 40 + 2
     assert {"day2/img_000.jpg", "self.jpg", "gone.jpg"} < set(names)
 
@@ -114,7 +118,7 @@ def test_an_unreadable_file_is_named(photos, monkeypatch):
 
     monkeypatch.setattr("os.open", refuse)
     with pytest.raises(BadImage, match="unreadable: Permission denied"):
-        read_entry(source.root, source.listing.entry(0))
+        read_entry(source.root, next(source.listing.entries()))
 
 
 def test_an_unreadable_folder_is_named(photos, monkeypatch):
@@ -177,3 +181,41 @@ def test_another_json_is_named(tmp_path, photos):
     (tmp_path / "b.json").write_text("{}")
     with pytest.raises(ValueError, match=r"b\.json list no images"):
         open_source(photos, annotations=(tmp_path / "b.json",))
+
+
+names = st.lists(
+    st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1), max_size=20
+)
+
+
+@given(names)
+def test_a_listing_gives_back_what_was_added(wanted):
+    listing = Listing()
+    for i, name in enumerate(wanted):
+        listing.add(name, size=i, place=10 * i)
+    assert len(listing) == len(wanted)
+    assert [listing.name(i) for i in range(len(wanted))] == wanted
+    assert [tuple(entry) for entry in listing.entries()] == [
+        (name, i, 10 * i, "") for i, name in enumerate(wanted)
+    ]
+
+
+def test_take_gives_entries_in_the_order_asked():
+    listing = Listing()
+    for i in range(5):
+        if i == 3:
+            listing.archives.append("a.tar")
+        listing.add("n" * i + ".jpg", size=i, place=i)
+    entries = list(listing.entries())
+    assert entries[3].archive == "a.tar"
+    some = pickle.loads(pickle.dumps(listing.take(np.array([4, 0, 2]))))
+    assert list(some.entries()) == [entries[i] for i in (4, 0, 2)]
+    assert len(listing.take(np.zeros(0, dtype=np.int64))) == 0
+
+
+def test_undecodable_names_survive():
+    listing = Listing()
+    listing.add(b"caf\xe9.jpg", size=1)
+    name = listing.name(0)
+    assert sample_key(name)
+    assert name.encode("utf-8", "surrogateescape") == b"caf\xe9.jpg"

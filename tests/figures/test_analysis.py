@@ -10,9 +10,8 @@ from jsonargparse import auto_cli
 from PIL import Image
 
 from veca import Veca
-from veca.data.augment import View, centre_view, render_pixels
 from veca.data.decode import Pixels
-from veca.data.views import normalise
+from veca.data.views import View, centre_view, normalise, render_pixels
 from veca.figures import analysis as module
 from veca.figures.analysis import (
     SHOWN,

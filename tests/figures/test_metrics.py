@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from veca.data.augment import View, centre_view, render_pixels
 from veca.data.decode import Pixels
+from veca.data.views import View, centre_view, render_pixels
 from veca.figures import metrics
 from veca.figures.metrics import match_maps, match_places, resize_maps, way_back
 

@@ -53,7 +53,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Install:
                 return models[spec]
             return FakeModel(f"random{seed}", noise, patch_size, models[spec].budgets)
 
-        for module in ("sweep", "linear"):
+        for module in ("sweep", "classify"):
             monkeypatch.setattr(f"veca.probes.{module}.open_dataset", lambda spec, **_: datasets[spec])
         monkeypatch.setattr("veca.probes.sweep.open_model", open_model)
         return models

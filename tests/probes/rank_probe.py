@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from veca.probes.knn import knn
+from veca.probes.classify import knn
 
 if __name__ == "__main__":
     model, data, out = sys.argv[1:]

@@ -12,10 +12,9 @@ from tests.probes.fakes import FakeBackbone, map_items
 from tests.probes.test_features import run, store_of
 from veca.backbones import ProbeFeatures
 from veca.probes.dense import BATCH, POWER, WEIGHT_DECAY, DenseHeads, fit_dense, image_maps
-from veca.probes.features import Cached
+from veca.probes.features import Cached, Windows
 from veca.probes.heads import Moments
 from veca.probes.segment import cross_entropy
-from veca.probes.views import Windows
 
 
 def soft(pixels: torch.Tensor) -> torch.Tensor:

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from tests.probes.fakes import FakeBackbone, MemorySplit, label_items, map_items, planted
 from veca.probes import features as features_module
-from veca.probes.features import Cached, Store, extract, open_store
-from veca.probes.views import CentreView, Viewer, Windows
+from veca.probes.features import Cached, CentreView, Store, Viewer, Windows, extract, open_store
 
 PLANTED = FakeBackbone("planted", planted, 8)
 

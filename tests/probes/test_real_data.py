@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from veca.probes.classify import linear
 from veca.probes.depth import depth
-from veca.probes.linear import linear
 from veca.probes.results import Cell, read_results
 from veca.probes.segment import segment
 

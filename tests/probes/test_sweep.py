@@ -12,7 +12,7 @@ import pytest
 from tests.probes.fakes import FakeBackbone, Install, label_data
 from veca import Veca
 from veca.probes import features as features_module
-from veca.probes.knn import knn
+from veca.probes.classify import knn
 from veca.probes.results import read_results
 
 

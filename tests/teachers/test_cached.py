@@ -14,8 +14,8 @@ from tests.data.caches import write_cache
 from tests.data.shards import write_dataset
 from tests.training import STAGE2, make_data, make_model, make_trainer
 from veca.cli.main import main
-from veca.data.batches import ViewSource
 from veca.data.datamodule import ShardDataModule
+from veca.data.loader import ViewSource
 from veca.data.stored_targets import TargetsSource, open_cache
 from veca.data.stored_views import StoredViews
 from veca.teachers import CachedTargets, OfflineTeacher

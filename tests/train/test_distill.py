@@ -14,7 +14,7 @@ from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 
 from tests.training import STAGE1, STAGE2, Diary, InactiveCores, make_data, make_model, make_trainer
 from veca import load_model
-from veca.backbones.models import open_model
+from veca.backbones import open_model
 from veca.data.views import normalise
 from veca.optim import combined, warmup_cosine
 from veca.train.distill import Distill

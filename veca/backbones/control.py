@@ -11,6 +11,7 @@ Shapes: B batch, C global tokens (CLS and registers), N patches, D width.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -56,14 +57,8 @@ class TransformersStudent(nn.Module):
         if out_width is not None and out_width < 1:
             raise ValueError(f"out_width must be positive; got {out_width}. Leave it out for no projection.")
         self.arguments: dict[str, Any] = {"size": size, "out_width": out_width, **overrides}
-        self.size = Size(
-            width=shape.width,
-            depth=shape.depth,
-            num_heads=shape.num_heads,
-            ffn_ratio=4.0,
-            num_cores=NUM_GLOBAL,
-            core_group=NUM_GLOBAL,
-            out_width=out_width,
+        self.size = replace(
+            shape, ffn_ratio=4.0, num_cores=NUM_GLOBAL, core_group=NUM_GLOBAL, out_width=out_width
         )
         config = dinov3_config(
             shape, gated=is_gated(size), pos_embed_shift=COORDINATE_SHIFT, pos_embed_rescale=COORDINATE_SCALE

@@ -16,16 +16,15 @@ import torch
 from PIL import Image, ImageEnhance, ImageOps
 
 from veca.bench.harness import Case, Goal, Ratio, Steps, benchmark, one_thread
-from veca.data.augment import draw_view, render, render_all, resized_size, sample_generator
-from veca.data.batches import FreshViews
 from veca.data.datamodule import ShardDataModule
 from veca.data.decode import decode, image_size
+from veca.data.index import open_sources
+from veca.data.loader import FreshViews
 from veca.data.order import EpochOrder, SourceCounts
 from veca.data.reader import Sample, ShardReader
 from veca.data.resolutions import Phase, ResolutionSchedule
-from veca.data.sources import open_sources
 from veca.data.trivial_augment import NUM_BINS, OPS, resolve_magnitude
-from veca.data.views import MEAN, STD
+from veca.data.views import MEAN, STD, draw_view, render, render_all, resized_size, sample_generator
 from veca.utils.lightning_compat import quiet_lightning
 
 RESOLUTION = 256

@@ -20,14 +20,13 @@ from lightning.pytorch.callbacks import Callback
 
 from veca.bench.data import photo_shards, sample_reader
 from veca.bench.harness import Case, Goal, Ratio, Steps, benchmark, one_thread
-from veca.data.augment import View
-from veca.data.batches import FreshViews, ViewSource
 from veca.data.datamodule import ShardDataModule
+from veca.data.loader import FreshViews, ViewSource
 from veca.data.reader import Sample
 from veca.data.resolutions import PATCH_SIZE, Phase, ResolutionSchedule
 from veca.data.stored_targets import open_cache
 from veca.data.stored_views import StoredViews
-from veca.data.views import normalise
+from veca.data.views import View, normalise
 from veca.flops import (
     mean_over_budgets,
     meta_student,
@@ -39,8 +38,8 @@ from veca.flops import (
 from veca.model import Veca
 from veca.model.sizes import resolve_size
 from veca.optim.settings import Optimization
+from veca.probes.classify import EPOCHS
 from veca.probes.heads import RATES, fit_linear
-from veca.probes.linear import EPOCHS
 from veca.teachers import OfflineTeacher, Teacher
 from veca.teachers.dinov3 import is_gated
 from veca.train.budgets import STRATEGY_NAME

@@ -22,7 +22,7 @@ from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCL
 from lightning.pytorch.utilities import rank_zero_info
 
 from veca.data.datamodule import ShardDataModule
-from veca.data.sources import open_sources
+from veca.data.index import open_sources
 from veca.optim.settings import Optimization
 from veca.train.checkpointing import LastCheckpoint, RunCheckpoint, SafeCheckpointIO, last_path, newest_intact
 from veca.train.distill import Distill

@@ -82,8 +82,8 @@ VERBS = {
         "--model my-model --budget 32 --out small-32.onnx",
     ),
     "page": Verb("veca.page:page", "a local web page where one moves the budget", ""),
-    "probe knn": Verb("veca.probes.knn:knn", "nearest neighbours", PROBE, ("data",)),
-    "probe linear": Verb("veca.probes.linear:linear", "a linear classifier", PROBE, ("data",)),
+    "probe knn": Verb("veca.probes.classify:knn", "nearest neighbours", PROBE, ("data",)),
+    "probe linear": Verb("veca.probes.classify:linear", "a linear classifier", PROBE, ("data",)),
     "probe segment": Verb("veca.probes.segment:segment", "a linear segmentation head", PROBE, ("data",)),
     "probe depth": Verb("veca.probes.depth:depth", "a linear depth head", PROBE, ("data",)),
     "figures contributions": Verb(

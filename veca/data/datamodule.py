@@ -1,8 +1,8 @@
 """Shards → batches, as Lightning takes them: the data part of a recipe.
 
-**Order.** One endless sequence of micro-batches, a function of (seed, epoch, position) alone (`order.py`,
-`stream.py`); workers and ranks only share it out. Each sample is seen exactly once per epoch, but for a
-remainder of less than one optimizer step's samples, which is logged.
+**Order.** One endless sequence of micro-batches, a function of (seed, epoch, position) alone (`order.py`);
+workers and ranks only share it out. Each sample is seen exactly once per epoch, but for a remainder of less
+than one optimizer step's samples, which is logged.
 
 **Resume.** A checkpoint holds the position behind the last micro-batch that training has gone through,
 counted in samples over all ranks. The next one after a resume is the one the uninterrupted run would have
@@ -16,7 +16,7 @@ seen.
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import Any, Literal
 
@@ -24,17 +24,25 @@ from lightning.pytorch import LightningDataModule
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
 
-from veca.data.batches import BatchDataset, CentreViews, FreshViews, ViewSource
-from veca.data.loader import EvalLoader, Progress, SkipTally, TrainLoader, WorkerOptions
-from veca.data.order import EpochOrder
+from veca.data.index import Shard, Source, check_shards, fingerprint, open_sources
+from veca.data.loader import (
+    BatchDataset,
+    CentreViews,
+    EvalLoader,
+    FreshViews,
+    Progress,
+    SkipTally,
+    TrainLoader,
+    ViewSource,
+    WorkerOptions,
+)
+from veca.data.order import ALONE, EpochOrder, Position, Ranks, TrainStream, eval_requests
 from veca.data.reader import ShardReader
-from veca.data.remote import ShardCache
 from veca.data.resolutions import ResolutionSchedule
-from veca.data.settings import check_cache, check_settings
-from veca.data.sources import Shard, Source, check_shards, fingerprint, open_sources
+from veca.data.shard_cache import ShardCache
 from veca.data.stored_targets import Cache, TargetsSource
 from veca.data.stored_views import StoredViews, check_replay
-from veca.data.stream import ALONE, Position, Ranks, TrainStream, eval_requests
+from veca.data.transport import is_url
 
 ONE_RESOLUTION = ResolutionSchedule()
 
@@ -90,7 +98,9 @@ class ShardDataModule(LightningDataModule):
         self.val_batches = val_batches
         self.cache_dir = cache_dir
         self.cache_bytes = cache_bytes
-        check_settings(self)
+        problems = list(_setting_problems(self))
+        if problems:
+            raise ValueError("the data settings cannot be used:\n  " + "\n  ".join(problems))
         #: What the training loader asks for a step's resolution; replace it to decide elsewhere.
         self.resolution_of_step: Callable[[int], int] = resolutions.resolution
         self._opened: list[Source] = []
@@ -109,7 +119,14 @@ class ShardDataModule(LightningDataModule):
             self._opened = open_sources(self.sources)
         images = {split: self._shards(split) for split in self._splits(stage)}
         shards = [shard for split in images.values() for shard in split]
-        check_cache(shards, cache_bytes=self.cache_bytes, window_shards=self.window_shards)
+        # Three windows: the one being read, the last one, which slow workers hold, and the next one.
+        sizes = sorted((shard.info.bytes for shard in shards if shard.is_remote), reverse=True)
+        needed = sum(sizes[: 3 * self.window_shards])
+        if needed > self.cache_bytes:
+            raise ValueError(
+                f"cache_bytes = {self.cache_bytes}: must hold three windows of {self.window_shards} shards, "
+                f"{needed} B; raise it, or lower window_shards."
+            )
         check_shards(shards)
         if self.stored is not None:
             check_replay(self.stored, images, resolutions=self.resolutions.resolutions)
@@ -118,11 +135,8 @@ class ShardDataModule(LightningDataModule):
             self._begin_at(Position())  # a Trainer that has not trained yet
 
     def train_dataloader(self) -> TrainLoader:
-        trainer = self.trainer
-        if trainer is None:
-            return self.train_loader()
-        ranks = Ranks(trainer.global_rank, trainer.world_size)
-        return self.train_loader(ranks=ranks, accumulate=trainer.accumulate_grad_batches)
+        accumulate = self.trainer.accumulate_grad_batches if self.trainer is not None else 1
+        return self.train_loader(ranks=self._ranks(), accumulate=accumulate)
 
     def val_dataloader(self) -> list[EvalLoader]:
         """One loader per resolution, smallest first."""
@@ -166,14 +180,15 @@ class ShardDataModule(LightningDataModule):
     def eval_loaders(self, split: str, *, ranks: Ranks = ALONE) -> list[EvalLoader]:
         """Centre crops of a split in index order, one loader per resolution."""
         samples = [shard.info.samples for shard in self._shards(split)]
-        dataset = self._dataset(split, self.eval_views(split), replace_bad=False)
+        limits = self.val_batches
+        dataset = self._dataset(split, self._stored_views(split) or CentreViews(), replace_bad=False)
         return [
             EvalLoader(
                 eval_requests(
                     samples,
                     resolution=resolution,
                     batch_size=batch_size,
-                    max_batches=self._max_batches(resolution),
+                    max_batches=limits.get(resolution) if isinstance(limits, dict) else limits,
                     ranks=ranks,
                 ),
                 dataset,
@@ -186,10 +201,6 @@ class ShardDataModule(LightningDataModule):
     def train_views(self) -> ViewSource:
         """Which view of a training sample is used."""
         return self._stored_views("train") or FreshViews(self.seed)
-
-    def eval_views(self, split: str) -> ViewSource:
-        """The centre; a cache has it with its targets."""
-        return self._stored_views(split) or CentreViews()
 
     def metrics(self) -> dict[str, float]:
         """Skipped samples of this rank so far, in all and by reason, to be logged."""
@@ -289,9 +300,6 @@ class ShardDataModule(LightningDataModule):
     def _tally(self, split: str) -> SkipTally:
         return self._tallies.setdefault(split, SkipTally(self.max_bad_share))
 
-    def _max_batches(self, resolution: int) -> int | None:
-        return self.val_batches.get(resolution) if isinstance(self.val_batches, dict) else self.val_batches
-
     def _ranks(self) -> Ranks:
         return Ranks(self.trainer.global_rank, self.trainer.world_size) if self.trainer is not None else ALONE
 
@@ -303,6 +311,49 @@ class ShardDataModule(LightningDataModule):
         done = batches.total.processed  # type: ignore[attr-defined]  # Lightning names a base class here
         length = self.trainer.num_training_batches
         return Progress(self.trainer.global_step, done, batches.current.ready, length)
+
+
+def _setting_problems(data: ShardDataModule) -> Iterator[str]:
+    """Every broken rule as `key = value: rule`, before anything is read."""
+    sources = {data.sources: 1.0} if isinstance(data.sources, str) else data.sources
+    if not sources:
+        yield "sources = {}: must name at least one folder or URL"
+    for source, weight in sources.items():
+        if not 0 < weight < float("inf"):
+            yield f"sources[{source}] = {weight}: must be above 0 and finite; or leave the source out"
+        try:
+            if is_url(source) and data.cache_dir is None:
+                yield f"cache_dir = null: must be a folder on a local disk, as {source} is remote"
+        except ValueError as error:
+            yield str(error)
+    if data.targets is not None:
+        path = data.targets if isinstance(data.targets, str) else data.targets.path
+        if "://" in path:
+            yield (
+                f"targets = {path}: stored targets are read from a disk. Copy the folder, and give its path; "
+                "the images may stay where they are"
+            )
+        if len(sources) > 1:
+            yield f"sources = {sources}: stored targets serve one source; train from one"
+    if data.seed < 0:
+        yield f"seed = {data.seed}: must not be negative"
+    if data.window_shards < 1:
+        yield f"window_shards = {data.window_shards}: must be at least 1"
+    if data.num_workers is not None and data.num_workers < 0:
+        yield f"num_workers = {data.num_workers}: must not be negative; null takes the CPUs"
+    if not 0 <= data.max_bad_share < 1:
+        yield f"max_bad_share = {data.max_bad_share}: must be at least 0 and below 1"
+    yield from _val_problems(data.val_batches, data.resolutions.resolutions)
+
+
+def _val_problems(val_batches: int | dict[int, int] | None, known: list[int]) -> Iterator[str]:
+    limits = val_batches if isinstance(val_batches, dict) else {}
+    unknown = sorted(set(limits) - set(known))
+    if unknown:
+        yield f"val_batches = {val_batches}: resolutions {unknown} are not among {known}"
+    for limit in limits.values() or [val_batches]:
+        if limit is not None and not (isinstance(limit, int) and limit >= 1):
+            yield f"val_batches = {val_batches}: must be at least 1; limit_val_batches=0 turns validation off"
 
 
 def _log_epoch(samples: int, length: int, batch_sizes: dict[int, int], world_size: int) -> None:

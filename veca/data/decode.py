@@ -14,7 +14,6 @@ everything else, and CMYK JPEG, goes through Pillow. Pixels come back upright: E
 import io
 import struct
 import warnings
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -27,8 +26,9 @@ MAX_PIXELS = 89_478_485  # Pillow's own limit, above which it warns of a decompr
 MAX_ASPECT = 32  # bounds the memory of a resize whose short side is fixed
 
 _JPEG_START = b"\xff\xd8\xff"
-_APP1 = 0xE1  # the JPEG marker of a segment that may be EXIF
-_ORDINARY_FRAMES = (0xC0, 0xC1, 0xC2)  # JPEG markers: baseline, extended and progressive, Huffman-coded
+# Markers in a JPEG: of a segment that may be EXIF; of the compressed data; of frames that are baseline,
+# extended or progressive, Huffman-coded.
+_APP1, _SCAN, _ORDINARY_FRAMES = 0xE1, 0xDA, (0xC0, 0xC1, 0xC2)
 _ORIENTATION_TAG = 0x0112
 _MIRRORED = (2, 3, 6, 7)  # orientations that need a left-right flip, after the swap of axes from 5 on
 _UPENDED = (3, 4, 7, 8)  # orientations that need a top-bottom flip
@@ -38,12 +38,11 @@ class BadImage(ValueError):
     """An image that cannot be used; `reason` is a short slug to count by."""
 
     def __init__(self, reason: str, detail: str) -> None:
-        super().__init__(f"{reason}: {detail}")
+        super().__init__(reason, detail)  # both: what travels from a worker is made of these
         self.reason = reason
 
-    def __reduce__(self) -> tuple[type["BadImage"], tuple[str, str]]:
-        # The default would call BadImage(message): an error could then not travel from a worker.
-        return BadImage, (self.reason, str(self).removeprefix(f"{self.reason}: "))
+    def __str__(self) -> str:
+        return ": ".join(self.args)
 
 
 class Pixels(NamedTuple):
@@ -91,7 +90,9 @@ def decode_pixels(data: bytes, *, short_side: int | None = None) -> Pixels:
             raise _from_pillow(error) from None
     divisor = 1
     if short_side is not None and header.orientation == 1:  # turning could move the padding to the other end
-        divisor = _divisor(min(header.width, header.height), short_side)
+        available = min(header.width, header.height)
+        # Other fractions gained nothing when timed.
+        divisor = max(each for each in (1, 2, 4, 8) if each == 1 or available >= each * short_side)
     rgb = _upright(_decode_jpeg(data, header, divisor), header.orientation)
     turned = header.orientation >= 5
     size = (header.height, header.width) if turned else (header.width, header.height)
@@ -129,11 +130,6 @@ def _decode_jpeg(data: bytes, header: _JpegHeader, divisor: int) -> NDArray[np.u
     return rgb
 
 
-def _divisor(available: int, needed: int) -> int:
-    """The largest of 1, 2, 4, 8 that keeps the short side; other fractions gained nothing when timed."""
-    return max(divisor for divisor in (1, 2, 4, 8) if divisor == 1 or available >= divisor * needed)
-
-
 def _jpeg_header(data: bytes) -> _JpegHeader | None:
     """None where Pillow has to look: no JPEG, CMYK, or a header libjpeg-turbo does not understand."""
     if data[:3] != _JPEG_START:
@@ -145,52 +141,43 @@ def _jpeg_header(data: bytes) -> _JpegHeader | None:
     if colorspace in ("CMYK", "YCCK"):
         return None
     _check_size(width, height)
-    return _JpegHeader(width, height, _jpeg_orientation(data))
+    return _JpegHeader(width, height, _scan_jpeg(data)[1])
 
 
 def _walk_jpeg(data: bytes) -> _JpegHeader | None:
     """What `_jpeg_header` finds in an ordinary file, without setting up a decoder."""
     if data[:3] != _JPEG_START:
         return None
-    frame, orientation = 0, None
-    for marker, start, stop in _jpeg_segments(data):
-        if marker in _ORDINARY_FRAMES:
-            frame = start
-        elif marker == _APP1 and orientation is None:
-            orientation = _exif_orientation(data[start:stop])
+    frame, orientation = _scan_jpeg(data)
     if not frame or frame + 6 > len(data):
         return None
     bits, height, width, channels = struct.unpack_from(">BHHB", data, frame)
     if bits != 8 or not height or not width or channels not in (1, 3):
         return None
     _check_size(width, height)
-    return _JpegHeader(width, height, orientation or 1)
+    return _JpegHeader(width, height, orientation)
 
 
-def _jpeg_orientation(data: bytes) -> int:
-    """Pillow would find it too, at a tenth of the cost of a decode."""
-    found = (
-        _exif_orientation(data[start:stop]) for marker, start, stop in _jpeg_segments(data) if marker == _APP1
-    )
-    return next((orientation for orientation in found if orientation), 1)
+def _scan_jpeg(data: bytes) -> tuple[int, int]:
+    """Where an ordinary frame is described (0: nowhere), and the orientation that EXIF tells.
+
+    Pillow would find it too, at a tenth of the cost of a decode.
+    """
+    frame, orientation, position = 0, 0, 2
+    while position + 4 <= len(data) and data[position] == 0xFF and data[position + 1] != _SCAN:
+        marker, start = data[position + 1], position + 4
+        position += 2 + int.from_bytes(data[position + 2 : start], "big")
+        if marker in _ORDINARY_FRAMES:
+            frame = start
+        elif marker == _APP1 and not orientation:
+            orientation = _exif_orientation(data[start:position])
+    return frame, orientation or 1
 
 
-def _jpeg_segments(data: bytes) -> Iterator[tuple[int, int, int]]:
-    """Marker, start and stop of each segment before the compressed data."""
-    position = 2
-    while position + 4 <= len(data) and data[position] == 0xFF:
-        marker = data[position + 1]
-        if marker == 0xDA:
-            return
-        stop = position + 2 + int.from_bytes(data[position + 2 : position + 4], "big")
-        yield marker, position + 4, stop
-        position = stop
-
-
-def _exif_orientation(segment: bytes) -> int | None:
-    """The orientation tag of an EXIF segment's first directory; 1 (upright) where it makes no sense."""
+def _exif_orientation(segment: bytes) -> int:
+    """The orientation in an EXIF segment's first directory (1 if it makes no sense); 0 if it is no EXIF."""
     if segment[:6] != b"Exif\0\0":
-        return None
+        return 0
     tiff = segment[6:]
     order = {b"II": "<", b"MM": ">"}.get(tiff[:2])
     if order is None:

@@ -59,17 +59,11 @@ def open_regular(path: AnyPath) -> int:
 
 def read_file(path: AnyPath) -> bytes:
     """The content of a regular file of at most MAX_FILE_BYTES; raises BadImage or OSError."""
-    descriptor = open_regular(path)
-    try:
-        size = os.fstat(descriptor).st_size
+    with os.fdopen(open_regular(path), "rb") as file:
+        size = os.fstat(file.fileno()).st_size
         if size > MAX_FILE_BYTES:
             raise BadImage("too-large", f"{size:,} bytes; the limit is {MAX_FILE_BYTES:,}")
-        data = os.read(descriptor, size)
-        while len(data) < size and (more := os.read(descriptor, size - len(data))):
-            data += more
-        return data
-    finally:
-        os.close(descriptor)
+        return file.read(size)
 
 
 def read_named(path: AnyPath) -> bytes:
@@ -126,7 +120,7 @@ def find_files(root: Path, suffixes: frozenset[str] = IMAGE_SUFFIXES) -> tuple[l
             found.append(each)
         else:
             others += 1
-    return sorted(found, key=lambda each: each.name), sorted(refused, key=lambda each: each.name), others
+    return sorted(found), sorted(refused), others  # names are unique
 
 
 class _Walker:

@@ -1,24 +1,34 @@
-"""Requests → an iterator of batches, with the count of what has been consumed.
+"""Requests → batches, built by worker processes, with the count of what has been consumed.
 
-These loaders wrap a torch DataLoader rather than being one: Lightning would give a DataLoader a sampler of
+A request names the samples and the resolution of one batch of one rank; `BatchDataset` reads, decodes and
+crops them. It holds no order, rank or epoch of its own, so any worker can build any batch, and the number of
+workers changes nothing but speed. `ViewSource` is the seam between views: fresh crops here, stored ones with
+their targets in `stored_views.py`.
+
+The loaders wrap a torch DataLoader rather than being one: Lightning would give a DataLoader a sampler of
 its own under DDP. Batches come back in the order in which they were asked for, so the main process knows
 the position behind each batch without a word from the workers.
 """
 
 import collections
 import logging
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from signal import Signals
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _MultiProcessingDataLoaderIter
 
-from veca.data.batches import BatchDataset, BuiltBatch, Request, Skipped
-from veca.data.stream import Position, TrainStream
-from veca.types import Batch
+from veca.data.decode import BadImage, image_size
+from veca.data.order import Position, Request, TrainStream
+from veca.data.reader import BadSample, Sample, ShardReader
+from veca.data.views import View, centre_view, draw_view, render_all, sample_generator
+from veca.types import Batch, Targets
 from veca.utils.signals import held_back, outlive_signals
 
 LOOK_EVERY = 1.0  # seconds of waiting for a batch between two looks at whether all workers live
@@ -26,6 +36,107 @@ MIN_BAD = 10  # a share means little before this many bad samples
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
+
+
+class Skipped(NamedTuple):
+    """A sample that could not be used, and why."""
+
+    shard: str
+    key: str
+    reason: str
+    message: str
+
+
+class BuiltBatch(NamedTuple):
+    """What a worker sends back."""
+
+    batch: Batch
+    skipped: list[Skipped]
+
+
+class ViewSource(Protocol):
+    """Chooses the view of a sample, and gives the targets stored for exactly this view, if any.
+
+    Targets of one sample are cls (D,) and patches (N, D).
+    """
+
+    def choose(self, sample: Sample, *, visit: int, resolution: int) -> tuple[View, Targets | None]:
+        """`visit` counts the appearances of the sample in training: 0, 1, …"""
+        ...
+
+
+@dataclass(frozen=True)
+class FreshViews:
+    """Training: a new random view per visit, a function of (seed, visit, key)."""
+
+    seed: int
+
+    def choose(self, sample: Sample, *, visit: int, resolution: int) -> tuple[View, Targets | None]:
+        generator = sample_generator(self.seed, visit, sample.key)
+        return draw_view(generator, size=image_size(sample.image), resolution=resolution), None
+
+
+class CentreViews:
+    """Evaluation: the centre crop."""
+
+    def choose(self, sample: Sample, *, visit: int, resolution: int) -> tuple[View, Targets | None]:
+        return centre_view(size=image_size(sample.image), resolution=resolution), None
+
+
+class BatchDataset(Dataset[BuiltBatch]):
+    """A map from requests to batches, for a DataLoader whose batch sampler yields requests.
+
+    With `replace_bad` the place of a bad sample is filled with the next good one of the batch (training:
+    every batch is full); without, it is left out (evaluation: every image counts once).
+    """
+
+    def __init__(self, reader: ShardReader, views: ViewSource, *, replace_bad: bool) -> None:
+        self._reader = reader
+        self._views = views
+        self._replace_bad = replace_bad
+
+    def __getitems__(self, request: Request) -> BuiltBatch:
+        self._reader.prefetch(request.shards_ahead)
+        rows: list[_Row | Skipped] = [
+            self._chosen(shard, number, visit, request.resolution)
+            for shard, number, visit in request.refs.tolist()
+        ]
+        # Pixels stay as they were decoded, channels last: the device sorts them into planes in no time.
+        pixels = torch.empty((len(rows), request.resolution, request.resolution, 3), dtype=torch.uint8)
+        self._render(rows, pixels.numpy())
+        skipped = [row for row in rows if isinstance(row, Skipped)]
+        used = good = [place for place, row in enumerate(rows) if isinstance(row, _Row)]
+        if self._replace_bad:
+            if not good:
+                raise RuntimeError(f"not one of the {len(rows)} samples of a batch can be used: {skipped[0]}")
+            # A gap takes the next good row, round the end: a function of the batch.
+            used = [good[bisect_left(good, place) % len(good)] for place in range(len(rows))]
+        images = (pixels[used] if skipped else pixels).permute(0, 3, 1, 2)
+        chosen = [row for row in (rows[place] for place in used) if isinstance(row, _Row)]
+        stored = [row.targets for row in chosen if row.targets is not None]
+        assert len(stored) in (0, len(chosen))  # a view source has targets for all or for none
+        targets = Targets(*map(torch.stack, zip(*stored, strict=True))) if stored else None
+        return BuiltBatch(Batch(images, [row.sample.key for row in chosen], targets), skipped)
+
+    def _chosen(self, shard: int, number: int, visit: int, resolution: int) -> "_Row | Skipped":
+        key, name = f"sample {number}", self._reader.name(shard)
+        try:
+            sample = self._reader.read(shard, number)
+            key = sample.key
+            view, targets = self._views.choose(sample, visit=visit, resolution=resolution)
+        except (BadSample, BadImage) as error:
+            return Skipped(name, key, error.reason, str(error))
+        return _Row(name, sample, view, targets)
+
+    def _render(self, rows: "list[_Row | Skipped]", pixels: NDArray[np.uint8]) -> None:
+        """Fill `pixels` (B, R, R, 3); a row whose image cannot be decoded becomes a Skipped."""
+        chosen = [(place, row) for place, row in enumerate(rows) if isinstance(row, _Row)]
+        rendered = render_all([row.sample.image for _, row in chosen], [row.view for _, row in chosen])
+        for (place, row), image in zip(chosen, rendered, strict=True):
+            if isinstance(image, BadImage):
+                rows[place] = Skipped(row.shard, row.sample.key, image.reason, str(image))
+            else:
+                pixels[place] = image.transpose(1, 2, 0)
 
 
 @dataclass(frozen=True)
@@ -37,11 +148,11 @@ class WorkerOptions:
 
     def data_loader(self, dataset: "Dataset[T]", requests: Any, *, persistent: bool) -> "DataLoader[T]":
         workers = self.num_workers
-        return _CalmLoader(
+        return _SignalSafeLoader(
             dataset,
             batch_sampler=requests,
             num_workers=workers,
-            collate_fn=_as_it_is,
+            collate_fn=_identity_collate,
             pin_memory=torch.cuda.is_available(),
             multiprocessing_context=self.start_method if workers else None,
             persistent_workers=persistent and workers > 0,
@@ -49,7 +160,7 @@ class WorkerOptions:
         )
 
 
-class _CalmLoader(DataLoader[T]):
+class _SignalSafeLoader(DataLoader[T]):
     """A DataLoader whose workers do not die of the signals that ask a run to stop."""
 
     def __iter__(self) -> Any:
@@ -57,10 +168,10 @@ class _CalmLoader(DataLoader[T]):
             return super().__iter__()
 
     def _get_iterator(self) -> _BaseDataLoaderIter:
-        return _CalmIterator(self) if self.num_workers else super()._get_iterator()
+        return _SignalSafeIterator(self) if self.num_workers else super()._get_iterator()
 
 
-class _CalmIterator(_MultiProcessingDataLoaderIter):
+class _SignalSafeIterator(_MultiProcessingDataLoaderIter):
     """Minds the death of a worker where a batch is waited for, and only there.
 
     Torch raises it in the main process wherever that is: in a save, or after the last batch, in the wait for
@@ -88,17 +199,13 @@ class _CalmIterator(_MultiProcessingDataLoaderIter):
             raise
 
 
+@dataclass
 class SkipTally:
-    """Counts bad samples by reason, and stops the run when their share is too large.
+    """Counts bad samples by reason, and stops the run when their share is above `max_bad_share`."""
 
-    Args:
-        max_bad_share: Largest share of samples that may be bad.
-    """
-
-    def __init__(self, max_bad_share: float) -> None:
-        self._max_bad_share = max_bad_share
-        self.seen = 0
-        self.reasons: collections.Counter[str] = collections.Counter()
+    max_bad_share: float
+    seen: int = 0
+    reasons: collections.Counter[str] = field(default_factory=collections.Counter)
 
     def add(self, built: BuiltBatch, *, asked: int) -> None:
         self.seen += asked
@@ -109,16 +216,13 @@ class SkipTally:
                 log.warning("skipped %s in %s: %s", skipped.key, skipped.shard, skipped.message)
             self.reasons[skipped.reason] += 1
         bad = self.reasons.total()
-        if bad >= MIN_BAD and bad > self._max_bad_share * self.seen:
-            raise RuntimeError(self._message(built.skipped[-1]))
-
-    def _message(self, last: Skipped) -> str:
-        counts = ", ".join(f"{reason}: {count}" for reason, count in self.reasons.most_common())
-        return (
-            f"{self.reasons.total()} of {self.seen} samples are bad ({counts}), more than "
-            f"max_bad_share = {self._max_bad_share} allows. The last one: key {last.key!r} in {last.shard}: "
-            f"{last.message}. Run `veca data check` on the shards, or raise max_bad_share."
-        )
+        if bad >= MIN_BAD and bad > self.max_bad_share * self.seen:
+            counts = ", ".join(f"{reason}: {count}" for reason, count in self.reasons.most_common())
+            raise RuntimeError(
+                f"{bad} of {self.seen} samples are bad ({counts}), more than max_bad_share = "
+                f"{self.max_bad_share} allows. The last one: key {skipped.key!r} in {skipped.shard}: "
+                f"{skipped.message}. Run `veca data check` on the shards, or raise max_bad_share."
+            )
 
 
 class Progress(NamedTuple):
@@ -136,16 +240,7 @@ class TrainLoader:
     Without a Trainer an iteration ends with the data's epoch. A Trainer counts its epochs itself, as
     `len(loader)` batches; the loader then goes on for as long as it is asked. Either way the next iteration
     continues behind the last batch that was taken, and batches of the next epoch are prepared while the
-    Trainer validates.
-
-    Args:
-        stream: The requests of this rank.
-        dataset: Turns them into batches.
-        position: Where to begin.
-        length: Micro-batches that make an epoch for a Trainer.
-        tally: Counts bad samples.
-        workers: The processes that decode.
-        progress: What the Trainer has done, or None without one.
+    Trainer validates. `progress` asks what the Trainer has done; None without one.
     """
 
     def __init__(
@@ -176,12 +271,15 @@ class TrainLoader:
     def __iter__(self) -> Iterator[Batch]:
         # A generator does nothing until its first batch is wanted: Lightning makes iterators it never uses.
         progress = self._progress()
-        if progress is not None:
-            yield from self._with_trainer(progress)
-            return
-        epoch = self._stream.epoch(self._positions[-1])
-        while self._stream.epoch(self._positions[-1]) == epoch:
-            yield self._next()
+        if progress is None:
+            epoch = self._stream.epoch(self._positions[-1])
+            while self._stream.epoch(self._positions[-1]) == epoch:
+                yield self._next()
+        # Lightning resumes some checkpoints in an epoch that is over, and asks for a batch too many.
+        elif progress.batches_of_epoch < progress.batches_per_epoch:
+            self._agree(progress)
+            while True:
+                yield self._next()
 
     @property
     def position(self) -> Position:
@@ -224,14 +322,6 @@ class TrainLoader:
         for request, position in self._stream.requests(self._positions[-1]):
             self._asked.append((len(request.refs), position))
             yield request
-
-    def _with_trainer(self, progress: Progress) -> Iterator[Batch]:
-        # Lightning resumes some checkpoints in an epoch that is over, and asks for a batch too many.
-        if progress.batches_of_epoch >= progress.batches_per_epoch:
-            return
-        self._agree(progress)
-        while True:
-            yield self._next()
 
     def _agree(self, progress: Progress) -> None:
         """Take the optimizer step from the Trainer; drop what was prepared for another one.
@@ -279,5 +369,12 @@ class _Endless:
         return self._start()
 
 
-def _as_it_is(built: Any) -> Any:
+def _identity_collate(built: Any) -> Any:
     return built
+
+
+class _Row(NamedTuple):
+    shard: str
+    sample: Sample
+    view: View
+    targets: Targets | None

@@ -56,13 +56,12 @@ class ResolutionSchedule:
     @property
     def batch_sizes(self) -> dict[int, int]:
         """Images per rank and micro-batch, by resolution."""
-        return {resolution: _entry(self.batch_size, resolution) for resolution in self.resolutions}
+        return self._by_resolution(self.batch_size)
 
     @property
     def teacher_micro_batches(self) -> dict[int, int]:
         """Images the teacher takes at once, by resolution."""
-        table = self.batch_size if self.teacher_micro_batch is None else self.teacher_micro_batch
-        return {resolution: _entry(table, resolution) for resolution in self.resolutions}
+        return self._by_resolution(self.teacher_micro_batch or self.batch_size)
 
     def resolution(self, step: int) -> int:
         """The resolution of an optimizer step."""
@@ -77,9 +76,8 @@ class ResolutionSchedule:
         # The probabilities may sum to a little less than 1; the last resolution takes the difference.
         return sizes[min(int(np.searchsorted(bounds, uniform, side="right")), len(sizes) - 1)]
 
-
-def _entry(table: int | dict[int, int], resolution: int) -> int:
-    return table if isinstance(table, int) else table[resolution]
+    def _by_resolution(self, table: int | dict[int, int]) -> dict[int, int]:
+        return {size: table if isinstance(table, int) else table[size] for size in self.resolutions}
 
 
 def _problems(schedule: ResolutionSchedule) -> Iterator[str]:
@@ -90,23 +88,19 @@ def _problems(schedule: ResolutionSchedule) -> Iterator[str]:
     if not starts or starts[0] != 0 or sorted(set(starts)) != starts:
         yield f"phases: start_step = {starts}: must begin with 0 and increase"
     for number, phase in enumerate(schedule.phases):
-        for rule in _phase_problems(phase):
-            yield f"phases[{number}].{rule}"
+        where = f"phases[{number}].probabilities"
+        for resolution, probability in phase.probabilities.items():
+            if resolution <= 0 or resolution % PATCH_SIZE:
+                near = max(PATCH_SIZE, round(resolution / PATCH_SIZE) * PATCH_SIZE)
+                yield f"{where}: resolution {resolution}: must be a multiple of {PATCH_SIZE}. Try {near}."
+            if not 0 < probability <= 1:
+                yield f"{where}[{resolution}] = {probability}: must be above 0 and at most 1"
+        total = sum(phase.probabilities.values())
+        if not abs(total - 1) <= 1e-6:
+            yield f"{where} sum to {total:g}: must sum to 1"
     yield from _table_problems("batch_size", schedule.batch_size, schedule.resolutions)
     if schedule.teacher_micro_batch is not None:
         yield from _table_problems("teacher_micro_batch", schedule.teacher_micro_batch, schedule.resolutions)
-
-
-def _phase_problems(phase: Phase) -> Iterator[str]:
-    for resolution, probability in phase.probabilities.items():
-        if resolution <= 0 or resolution % PATCH_SIZE:
-            near = max(PATCH_SIZE, round(resolution / PATCH_SIZE) * PATCH_SIZE)
-            yield f"probabilities: resolution {resolution}: must be a multiple of {PATCH_SIZE}. Try {near}."
-        if not 0 < probability <= 1:
-            yield f"probabilities[{resolution}] = {probability}: must be above 0 and at most 1"
-    total = sum(phase.probabilities.values())
-    if not abs(total - 1) <= 1e-6:
-        yield f"probabilities sum to {total:g}: must sum to 1"
 
 
 def _table_problems(key: str, table: int | dict[int, int], resolutions: list[int]) -> Iterator[str]:

@@ -18,57 +18,43 @@ import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from functools import cached_property, lru_cache
-from io import BytesIO
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from veca.data.index import INDEX_NAME, ShardIndex, load_index
+from veca.data.index import INDEX_NAME, Shard, ShardIndex, Source, listed, load_index
+from veca.data.resolutions import PATCH_SIZE
+from veca.data.tars import BLOCK
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-PATCH_SIZE = 16  # of the student's grid, on which all targets lie
 DTYPES = ("fp16", "bf16", "int8")
-BLOCK = 512  # of a tar
 SKIPPED_BYTES = 2 * BLOCK  # a sample without targets: a header, and less than a block of JSON
 PROJECTION_NAME = "patch_projection.safetensors"
 FOLDER_PREFIX = "targets-"
 
 _OPTION = "targets"
-_NPY_START, _NPY_ALIGN = 10, 64
 # Raise it when a view drawn or rendered by another rule would no longer be the one that was stored.
 _VIEW_RULE = 1
 
 
 @dataclass(frozen=True)
 class CacheSpec:
-    """Everything that decides the bytes of a cache; `fingerprint` is a hash of it.
+    """Everything that decides the bytes of a cache; `fingerprint` is a hash of it."""
 
-    Args:
-        teacher: Name of the teacher, for people; another name of the same weights is the same cache.
-        weights: `Teacher.fingerprint()`: weights, preprocessing and kind of the teacher.
-        width: Channels of a target.
-        resolutions: Sides of the views in pixels, smallest first.
-        views: Random views per training image and resolution; val and test have the centre view.
-        dtype: How targets are stored: fp16, bf16, or int8 with a scale per token.
-        seed: Seed of the views.
-        precision: What the teacher computed in, in Lightning's words.
-        images: sha256 of each shard of images, by name.
-    """
-
-    teacher: str
-    weights: str
-    width: int
-    resolutions: tuple[int, ...]
-    views: int
-    dtype: str
-    seed: int
-    precision: str
-    images: dict[str, str]
+    teacher: str  # its name, for people; another name of the same weights is the same cache
+    weights: str  # `Teacher.fingerprint()`: weights, preprocessing and kind of the teacher
+    width: int  # channels of a target
+    resolutions: tuple[int, ...]  # sides of the views in pixels, smallest first
+    views: int  # random ones per training image and resolution; val and test have the centre view
+    dtype: str  # how targets are stored: fp16, bf16, or int8 with a scale per token
+    seed: int  # of the views
+    precision: str  # what the teacher computed in, in Lightning's words
+    images: dict[str, str]  # sha256 of each shard of images, by name
 
     @cached_property
     def fingerprint(self) -> str:
@@ -123,29 +109,29 @@ class Layout:
     def num_tokens(self, resolution: int) -> int:
         return 1 + (resolution // PATCH_SIZE) ** 2
 
-    def array_type(self, resolution: int) -> tuple["np.dtype[Any]", tuple[int, ...]]:
-        """dtype and shape of an array, as numpy knows them. bfloat16, which it does not know, is uint16."""
-        tokens = self.num_tokens(resolution)
-        if self.dtype == "int8":
-            return np.dtype([("scale", "<f2"), ("values", "i1", (self.width,))]), (tokens,)
-        return np.dtype("<f2" if self.dtype == "fp16" else "<u2"), (tokens, self.width)
-
     def row_bytes(self) -> int:
         return self.width + 2 if self.dtype == "int8" else 2 * self.width
 
-    def npy_header(self, resolution: int) -> bytes:
-        """What stands before the rows in the .npy file (format version 1.0).
+    @cached_property
+    def npy_headers(self) -> dict[int, bytes]:
+        """What stands before the rows in the .npy files of a resolution (format version 1.0).
 
         Written here: sizes of members follow from it, and numpy's own padding has changed between releases.
         """
-        dtype, shape = self.array_type(resolution)
-        descr = np.lib.format.dtype_to_descr(dtype)
-        text = f"{{'descr': {descr!r}, 'fortran_order': False, 'shape': {shape!r}, }}"
-        text += " " * (-(_NPY_START + len(text) + 1) % _NPY_ALIGN) + "\n"
-        return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text.encode("ascii")
+        headers = {}
+        for resolution in self.resolutions:
+            shape: tuple[int, ...] = (self.num_tokens(resolution), self.width)
+            descr: Any = "<f2" if self.dtype == "fp16" else "<u2"  # numpy knows no bfloat16
+            if self.dtype == "int8":
+                shape, descr = shape[:1], [("scale", "<f2"), ("values", "|i1", shape[1:])]
+            text = f"{{'descr': {descr!r}, 'fortran_order': False, 'shape': {shape!r}, }}"
+            text += " " * (-(10 + len(text) + 1) % 64) + "\n"
+            start = b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little")
+            headers[resolution] = start + text.encode("ascii")
+        return headers
 
     def npy_bytes(self, resolution: int) -> int:
-        return len(self.npy_header(resolution)) + self.num_tokens(resolution) * self.row_bytes()
+        return len(self.npy_headers[resolution]) + self.num_tokens(resolution) * self.row_bytes()
 
     def sample_bytes(self, *, json_bytes: int) -> int:
         """What a sample takes in the tar."""
@@ -182,13 +168,17 @@ class Cache:
     def width(self) -> int:
         return self.spec.width
 
+    def shards(self, split: str) -> list[Shard]:
+        return Source(str(self.folder), self.index).shards(split)
+
     @property
     def projection_path(self) -> Path | None:
         """Where the teacher's patch projection is kept; None if the teacher has none."""
-        if self.index.options["patch_projection"] is None:
+        sha256 = self.index.options["patch_projection"]
+        if sha256 is None:
             return None
         path = self.folder / PROJECTION_NAME
-        if not path.is_file() or _sha256(path) != self.index.options["patch_projection"]:
+        if not path.is_file() or hashlib.sha256(path.read_bytes()).hexdigest() != sha256:
             raise FileNotFoundError(f"{path} is missing or damaged. Copy it again, or make the cache again.")
         return path
 
@@ -222,24 +212,22 @@ class TargetsSource:
 
 def npy_files(rows: NDArray[np.uint8], layout: Layout, resolution: int) -> Iterator[bytes]:
     """The .npy file of each view, from rows (views, tokens, row_bytes)."""
-    header = layout.npy_header(resolution)
+    header = layout.npy_headers[resolution]
     return (header + view.tobytes() for view in rows)
 
 
 def npy_rows(file: NDArray[np.uint8], layout: Layout, resolution: int) -> NDArray[np.uint8]:
     """The rows (tokens, row_bytes) in the bytes of a .npy file; ValueError unless it is just such an array.
 
-    The header is read as the literal it is; an array of objects, which would be a pickle, has another dtype.
+    No header is parsed: every array of a cache has the one of its layout.
     """
-    start = _NPY_START + int.from_bytes(file[_NPY_START - 2 : _NPY_START].tobytes(), "little")
-    dtype, shape = _read_header(file[:start].tobytes())
-    if (dtype, shape) != layout.array_type(resolution):
-        wanted, tokens = layout.array_type(resolution)
-        raise ValueError(f"holds {dtype}{shape}, not {wanted}{tokens}")
-    count = layout.num_tokens(resolution)
-    if len(file) != start + count * layout.row_bytes():
-        raise ValueError(f"has {len(file)} bytes, not {start + count * layout.row_bytes()}")
-    return file[start:].reshape(count, layout.row_bytes())
+    header, size = layout.npy_headers[resolution], layout.npy_bytes(resolution)
+    found = file[: len(header)].tobytes()
+    if found != header:
+        raise ValueError(f"begins with {found!r}, not {header!r}")
+    if len(file) != size:
+        raise ValueError(f"has {len(file)} bytes, not {size}")
+    return file[len(header) :].reshape(-1, layout.row_bytes())
 
 
 def is_cache(index: ShardIndex) -> bool:
@@ -284,42 +272,27 @@ def find_cache(path: Path, **wanted: Any) -> Cache:
     if not finished:
         state = f"the cache {folders[0]} is not finished" if folders else f"there is no cache in {path}"
         raise FileNotFoundError(f"{state}. Run `veca data cache` on the shards; it goes on where it stopped.")
-    differences = {cache.folder: _differences(cache.spec, wanted) for cache in finished}
-    fitting = [cache for cache in finished if not differences[cache.folder]]
+    differences = [_differences(cache.spec, wanted) for cache in finished]
+    fitting = [cache for cache, found in zip(finished, differences, strict=True) if not found]
     if len(fitting) == 1:
         return fitting[0]
     if fitting:
         names = ", ".join(cache.folder.name for cache in fitting)
         raise ValueError(f"{path} holds {len(fitting)} caches: {names}. Give the path of one.")
-    listed = "\n  ".join(f"{folder}: {'; '.join(found)}" for folder, found in differences.items())
-    raise ValueError(f"no cache in {path} is the one asked for:\n  {listed}\nMake it with `veca data cache`.")
+    told = [f"{cache.folder}: {found}" for cache, found in zip(finished, differences, strict=True)]
+    raise ValueError(
+        f"no cache in {path} is the one asked for:{listed(told)}\nMake it with `veca data cache`."
+    )
 
 
-def _differences(spec: CacheSpec, wanted: dict[str, Any]) -> list[str]:
+def _differences(spec: CacheSpec, wanted: dict[str, Any]) -> str:
     found = []
     for name, value in wanted.items():
-        own = getattr(spec, name)
-        known = (spec.teacher, spec.weights) if name == "teacher" else (own,)
+        known = (spec.teacher, spec.weights) if name == "teacher" else (getattr(spec, name),)
         if value is not None and value not in known:
             found.append(f"{name} is {' / '.join(map(str, known))}, not {value}")
-    return found
-
-
-@lru_cache(maxsize=64)  # a cache has a handful of different headers, and every array one of them
-def _read_header(header: bytes) -> tuple["np.dtype[Any]", tuple[int, ...]]:
-    file = BytesIO(header)
-    version = np.lib.format.read_magic(file)
-    if version != (1, 0):
-        raise ValueError(f"is a .npy of version {version}, not (1, 0)")
-    shape, fortran_order, dtype = np.lib.format.read_array_header_1_0(file)
-    if fortran_order:
-        raise ValueError("is stored column by column")
-    return dtype, shape
+    return "; ".join(found)
 
 
 def _in_tar(size: int) -> int:
     return BLOCK + -(-size // BLOCK) * BLOCK
-
-
-def _sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -17,11 +17,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from veca.data.augment import View, sample_generator, view_from_json
+from veca.data.index import Shard, check_shards, listed
 from veca.data.reader import BadSample, Sample, ShardReader, parse_header, tar_members
-from veca.data.sources import Shard, check_shards, listed
-from veca.data.stored_targets import BLOCK, SKIPPED_BYTES, Cache, npy_rows, view_name
+from veca.data.stored_targets import SKIPPED_BYTES, Cache, npy_rows, view_name
+from veca.data.tars import BLOCK
+from veca.data.views import View, sample_generator, view_from_json
 from veca.types import Targets
+
+_FLOATS = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 _STEPS = 127
 _SMALLEST_SCALE = 2.0**-24  # float16's smallest number: a token of zeros needs some scale
@@ -29,17 +32,13 @@ _SCALE_BYTES = 2
 
 
 class StoredViews:
-    """A `ViewSource` over one split of a cache.
+    """A `ViewSource` over one split of a cache, whose shards are those of the images, number by number.
 
-    Args:
-        cache: The cache; its shards are those of the images, number by number.
-        split: The split.
-        seed: Seed of the choice among a sample's views.
-        max_open: How many shards are kept open.
+    `seed` decides the choice among a sample's views.
     """
 
     def __init__(self, cache: Cache, split: str, *, seed: int, max_open: int) -> None:
-        self._reader = ShardReader(cache_shards(cache, split), cache=None, max_open=max_open)
+        self._reader = ShardReader(cache.shards(split), cache=None, max_open=max_open)
         self._fingerprint = cache.spec.fingerprint
         self._layout = cache.spec.layout(split)
         self._seed = seed
@@ -50,7 +49,7 @@ class StoredViews:
         about = self.read_about(sample.shard, sample.number, key=sample.key)
         if "skipped" in about:
             raise BadSample("no-targets", f"the cache has no targets of it: {about['skipped']}")
-        view = view_from_json(json.dumps(about["views"][name]))
+        view = view_from_json(about["views"][name])
         return view, self._read_targets(sample, f"{name}.npy", resolution)
 
     def read_about(self, shard: int, number: int, *, key: str | None = None) -> dict[str, Any]:
@@ -93,21 +92,21 @@ def pack_rows(tokens: Tensor, dtype: str) -> Tensor:
     """Tokens (…, D) as bytes (…, row_bytes); refuses what the dtype cannot hold."""
     if dtype == "int8":
         largest = tokens.abs().amax(-1, keepdim=True)
-        scale = (largest / _STEPS).clamp_min(_SMALLEST_SCALE).half()
+        stored = scale = (largest / _STEPS).clamp_min(_SMALLEST_SCALE).half()
         # Divided by the scale as it is stored, so that its own rounding does no harm.
         steps = (tokens / scale.float()).round().clamp(-_STEPS, _STEPS).to(torch.int8)
-        _check_finite(scale, dtype)
-        return torch.cat([scale.view(torch.uint8), steps.view(torch.uint8)], dim=-1)
-    stored = tokens.to(torch.float16 if dtype == "fp16" else torch.bfloat16).contiguous()
-    _check_finite(stored, dtype)
-    return stored.view(torch.uint8)
+        rows = torch.cat([scale.view(torch.uint8), steps.view(torch.uint8)], dim=-1)
+    else:
+        stored = tokens.to(_FLOATS[dtype]).contiguous()
+        rows = stored.view(torch.uint8)
+    if not bool(stored.isfinite().all()):
+        raise ValueError(f"the teacher's targets have values that {dtype} cannot hold. Try --dtype bf16.")
+    return rows
 
 
 def unpack_rows(rows: Tensor, dtype: str) -> Tensor:
     """Stored bytes as tokens: fp16 and bf16 as they are; int8 stays packed."""
-    if dtype == "int8":
-        return rows
-    return rows.view(torch.float16 if dtype == "fp16" else torch.bfloat16)
+    return rows if dtype == "int8" else rows.view(_FLOATS[dtype])
 
 
 def open_targets(targets: Targets) -> Targets:
@@ -123,38 +122,30 @@ def view_of_visit(seed: int, visit: int, key: str, *, num_views: int) -> int:
     return int(order[visit % num_views])
 
 
-def cache_shards(cache: Cache, split: str) -> list[Shard]:
-    return [Shard(str(cache.folder), info) for info in cache.index.splits.get(split, [])]
-
-
 def check_replay(cache: Cache, images: Mapping[str, Sequence[Shard]], *, resolutions: Sequence[int]) -> None:
     """Raise one error that names every way in which a cache does not serve these images, by split."""
-    problems = list(_spec_mismatches(cache, images, resolutions=resolutions))
+    problems = []
+    missing = [resolution for resolution in resolutions if resolution not in cache.spec.resolutions]
+    if missing:
+        problems.append(f"resolution: the run needs {missing}, the cache has {list(cache.spec.resolutions)}")
+    for split, shards in images.items():
+        held = [shard.info.name for shard in cache.shards(split)]
+        for shard in shards:
+            if cache.spec.images.get(shard.info.name) != shard.info.sha256:
+                problems.append(f"shards: {shard.location} is not the file that the targets were made of")
+            elif shard.info.name not in held:
+                problems.append(f"shards: the cache's index does not list {shard.info.name}")
+        if len(held) > len(shards):
+            told = f"the cache has targets of {len(held)} shards of {split}, the run {len(shards)}"
+            problems.append(f"shards: {told}")
     if not problems:
-        check_shards([shard for split in images for shard in cache_shards(cache, split)])
+        check_shards([shard for split in images for shard in cache.shards(split)])
         problems = [problem for split, shards in images.items() for problem in _ends(cache, shards, split)]
     if problems:
         raise ValueError(
             f"the stored targets in {cache.folder} cannot be used:{listed(problems)}"
             "\nMake a cache of these shards with `veca data cache`, or give the path of another one."
         )
-
-
-def _spec_mismatches(
-    cache: Cache, images: Mapping[str, Sequence[Shard]], *, resolutions: Sequence[int]
-) -> Iterator[str]:
-    missing = [resolution for resolution in resolutions if resolution not in cache.spec.resolutions]
-    if missing:
-        yield f"resolution: the run needs {missing}, the cache has {list(cache.spec.resolutions)}"
-    for split, shards in images.items():
-        held = [info.name for info in cache.index.splits.get(split, [])]
-        for shard in shards:
-            if cache.spec.images.get(shard.info.name) != shard.info.sha256:
-                yield f"shards: {shard.location} is not the file that the targets were made of"
-            elif shard.info.name not in held:
-                yield f"shards: the cache's index does not list {shard.info.name}"
-        if len(held) > len(shards):
-            yield f"shards: the cache has targets of {len(held)} shards of {split}, the run {len(shards)}"
 
 
 def _ends(cache: Cache, images: Sequence[Shard], split: str) -> Iterator[str]:
@@ -181,8 +172,3 @@ def _opened(rows: Tensor) -> Tensor:
         return rows
     scale = rows[..., :_SCALE_BYTES].contiguous().view(torch.float16)
     return rows[..., _SCALE_BYTES:].view(torch.int8) * scale.float()
-
-
-def _check_finite(stored: Tensor, dtype: str) -> None:
-    if not bool(stored.isfinite().all()):
-        raise ValueError(f"the teacher's targets have values that {dtype} cannot hold. Try --dtype bf16.")

@@ -7,7 +7,6 @@ forwards, a long name fills the memory, and damaged numbers raise whatever they 
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, NamedTuple
 
@@ -17,7 +16,7 @@ from veca.data.folders import MAX_FILE_BYTES, AnyPath, open_regular
 BLOCK = 512
 MAX_EXTENDED = 2**20  # bytes of a long name, or of pax records; names end at some 4,096
 
-_REGULAR = (b"0", b"\0", b"7")
+REGULAR = (b"0", b"\0", b"7")
 _LINKS = (b"1", b"2")
 _FOLDER = b"5"
 _GNU_SPARSE = b"S"
@@ -31,12 +30,12 @@ class BrokenArchive(ValueError):
     """An archive that cannot be read to its end."""
 
     def __init__(self, path: AnyPath, what: object) -> None:
-        super().__init__(f"{os.fspath(path)}: damaged archive ({what}). Fetch or make it again.")
+        super().__init__(path, what)  # both: what travels from a worker is made of these
         self.path = path
         self.what = what
 
-    def __reduce__(self) -> tuple[type["BrokenArchive"], tuple[AnyPath, object]]:
-        return BrokenArchive, (self.path, self.what)  # so that it can travel from a worker
+    def __str__(self) -> str:
+        return f"{os.fspath(self.path)}: damaged archive ({self.what}). Fetch or make it again."
 
 
 class DamagedTar(ValueError):
@@ -56,7 +55,7 @@ class Header(NamedTuple):
 
     @property
     def is_regular(self) -> bool:
-        return self.kind in _REGULAR and not self.is_sparse
+        return self.kind in REGULAR and not self.is_sparse
 
     @property
     def is_link(self) -> bool:
@@ -100,32 +99,27 @@ class TarStream:
     def _next(self) -> Header | None:
         """The next member; None at the end. Headers that speak of the next one are taken on the way."""
         start = self._position
-        about, told = _About(), 0
+        about, told = dict[bytes, bytes](), 0  # pax records, and other such headers by their kind
         while True:
             block = self._file.read(BLOCK)
             self._position += len(block)
-            if block == bytes(BLOCK) or not (block or self._wants_end or about.is_set):
+            if block == bytes(BLOCK) or not (block or self._wants_end or about):
                 return None
             if len(block) < BLOCK:
                 raise DamagedTar("cut off, or no end mark")
-            _check_sum(block)
+            check_sum(block)
             kind, size = block[156:157], parse_number(block[124:136])
-            if size < 0:
-                raise DamagedTar(f"a member has {size} bytes")
             if kind in (_LONG_NAME, _LONG_LINK, *_PAX, _PAX_GLOBAL):
                 told += size  # several may follow each other
                 if told > MAX_EXTENDED:
                     raise DamagedTar(f"headers have {told:,} bytes; the limit is {MAX_EXTENDED:,}")
-                about.take(kind, self._exactly(size + -size % BLOCK)[:size])
+                data = self._exactly(size + -size % BLOCK)[:size]
+                about |= {kind: data, **(_pax_records(data) if kind in _PAX else {})}
                 continue
-            is_sparse = kind == _GNU_SPARSE
-            if is_sparse and block[482]:
-                self._skip_sparse_map()
-            return about.header(block, kind, size, start=start, place=self._position, is_sparse=is_sparse)
-
-    def _skip_sparse_map(self) -> None:
-        while self._exactly(BLOCK)[504]:
-            pass
+            if kind == _GNU_SPARSE and block[482]:
+                while self._exactly(BLOCK)[504]:  # more of its map
+                    pass
+            return _header(block, about, size, start=start, place=self._position)
 
     def _exactly(self, size: int) -> bytes:
         if self._length is not None and self._position + size > self._length:
@@ -144,53 +138,12 @@ class TarStream:
             self._exactly(min(_PIECE, place - self._position))
 
 
-@dataclass
-class _About:
-    """What headers of their own say of the member that follows."""
-
-    name: str | None = None
-    link: str | None = None
-    pax: dict[bytes, bytes] = field(default_factory=dict)
-    is_set: bool = False
-
-    def take(self, kind: bytes, data: bytes) -> None:
-        self.is_set = True
-        if kind == _LONG_NAME:
-            self.name = _text(data)
-        elif kind == _LONG_LINK:
-            self.link = _text(data)
-        elif kind in _PAX:
-            self.pax |= _pax_records(data)
-
-    def header(
-        self, block: bytes, kind: bytes, size: int, *, start: int, place: int, is_sparse: bool
-    ) -> Header:
-        name = _text(block[:100])
-        if block[257:263] == b"ustar\0" and (folder := _text(block[345:500])):
-            name = f"{folder}/{name}"
-        name = self.name or name
-        if kind == b"\0" and name.endswith("/"):  # how the old format wrote folders
-            kind = _FOLDER
-        records = self.pax
-        if (path := records.get(b"GNU.sparse.name") or records.get(b"path")) is not None:
-            name = _text(path)
-        link = self.link or _text(block[157:257])
-        if (path := records.get(b"linkpath")) is not None:
-            link = _text(path)
-        if (text := records.get(b"size")) is not None:
-            if len(text) > 20 or not text.isdigit():
-                raise DamagedTar(f"a member has {_text(text[:30])!r} bytes")
-            size = int(text)
-        is_sparse = is_sparse or any(key.startswith(b"GNU.sparse.") for key in records)
-        return Header(name.rstrip("/"), size, start, place, kind, link, is_sparse)
-
-
 def open_archive(path: Path) -> IO[bytes]:
     """An archive's file; BrokenArchive where it is no regular file."""
     try:
         return os.fdopen(open_regular(path), "rb")
     except BadImage as error:
-        raise BrokenArchive(path, str(error).removeprefix(f"{error.reason}: ")) from None
+        raise BrokenArchive(path, error.args[1]) from None
 
 
 def list_members(path: Path, file: IO[bytes]) -> Iterator[Header]:
@@ -215,23 +168,40 @@ def read_member(path: Path, file: IO[bytes], header: Header) -> bytes:
 
 
 def parse_number(field_: bytes) -> int:
-    """A number of a header: octal digits, or base 256 after a first byte of 0x80 or 0xFF."""
-    if field_[0] == 0x80:
+    """A number of a header: octal digits, or base 256 after a first byte of 0x80; none is below zero."""
+    if field_[:1] == b"\x80":
         return int.from_bytes(field_[1:], "big")
-    if field_[0] == 0xFF:
-        return int.from_bytes(field_, "big", signed=True)
     text = field_.partition(b"\0")[0].strip()
     if text.strip(b"01234567"):
         raise DamagedTar(f"{field_!r} is no number")
     return int(text or b"0", 8)
 
 
-def _check_sum(block: bytes) -> None:
+def check_sum(block: bytes) -> None:
     """The sum of the header's bytes, its own field counted as eight spaces; some wrote it with signs."""
     told = parse_number(block[148:156])
     plain = sum(block) - sum(block[148:156]) + 8 * 32
     if told != plain and told != plain - 256 * sum(byte > 127 for byte in block[:148] + block[156:]):
         raise DamagedTar("a header's checksum is wrong")
+
+
+def _header(block: bytes, about: dict[bytes, bytes], size: int, *, start: int, place: int) -> Header:
+    """A member's own header, and what those before it say of it."""
+    kind, name = block[156:157], _text(block[:100])
+    if block[257:263] == b"ustar\0" and (folder := _text(block[345:500])):
+        name = f"{folder}/{name}"
+    name = _text(about.get(_LONG_NAME, b"")) or name
+    if kind == b"\0" and name.endswith("/"):  # how the old format wrote folders
+        kind = _FOLDER
+    if (path := about.get(b"GNU.sparse.name") or about.get(b"path")) is not None:
+        name = _text(path)
+    link = _text(about.get(b"linkpath", about.get(_LONG_LINK, block[157:257])))
+    if (text := about.get(b"size")) is not None:
+        if len(text) > 20 or not text.isdigit():
+            raise DamagedTar(f"a member has {_text(text[:30])!r} bytes")
+        size = int(text)
+    is_sparse = kind == _GNU_SPARSE or any(key.startswith(b"GNU.sparse.") for key in about)
+    return Header(name.rstrip("/"), size, start, place, kind, link, is_sparse)
 
 
 def _pax_records(data: bytes) -> dict[bytes, bytes]:

@@ -15,28 +15,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 NUM_BINS = 31
-MAX_SHEAR = 0.99
-MAX_TRANSLATE = 32.0  # pixels, at every resolution
-MAX_ROTATE = 135.0  # degrees
-MAX_ENHANCE = 0.99  # factor 1 ± this
 MIN_BITS = 2
-
-OPS = (
-    "Identity",
-    "ShearX",
-    "ShearY",
-    "TranslateX",
-    "TranslateY",
-    "Rotate",
-    "Brightness",
-    "Color",
-    "Contrast",
-    "Sharpness",
-    "Posterize",
-    "Solarize",
-    "AutoContrast",
-    "Equalize",
-)
+LARGEST = {  # magnitude of the operations that have a sign
+    "ShearX": 0.99,  # slope
+    "ShearY": 0.99,
+    "TranslateX": 32.0,  # pixels, at every resolution
+    "TranslateY": 32.0,
+    "Rotate": 135.0,  # degrees
+    "Brightness": 0.99,  # factor 1 ± this
+    "Color": 0.99,
+    "Contrast": 0.99,
+    "Sharpness": 0.99,
+}
 
 Bytes = NDArray[Any]  # uint8, which OpenCV's annotations do not promise
 
@@ -55,34 +45,15 @@ def resolve_magnitude(op: str, *, step: int, negative: bool) -> float:
         return float(8 - round(share * (8 - MIN_BITS)))
     if op == "Solarize":
         return 255.0 * (1 - share)
+    size = LARGEST.get(op, 0.0) * share
     if op.startswith("Translate"):
-        size = float(int(MAX_TRANSLATE * share))  # whole pixels
-    elif op.startswith("Shear"):
-        size = MAX_SHEAR * share
-    elif op == "Rotate":
-        size = MAX_ROTATE * share
-    elif op in ("Brightness", "Color", "Contrast", "Sharpness"):
-        size = MAX_ENHANCE * share
-    else:
-        return 0.0
+        size = float(int(size))  # whole pixels
     return -size if negative and size else size
 
 
 def apply_op(pixels: Bytes, *, op: str, magnitude: float) -> Bytes:
     """Pixels (R, R, 3), whose rows may lie apart, to new ones; Identity gives them back as they are."""
-    return _OPS[op](pixels, magnitude) if op in _OPS else pixels
-
-
-def _shear_x(pixels: Bytes, slope: float) -> Bytes:
-    return _affine(pixels, (1, slope, 0), (0, 1, 0))
-
-
-def _shear_y(pixels: Bytes, slope: float) -> Bytes:
-    return _affine(pixels, (1, 0, 0), (slope, 1, 0))
-
-
-def _translate_x(pixels: Bytes, shift: float) -> Bytes:
-    return np.ascontiguousarray(_translate_y(pixels.swapaxes(0, 1), shift).swapaxes(0, 1))
+    return _OPS[op](pixels, magnitude)
 
 
 def _translate_y(pixels: Bytes, shift: float) -> Bytes:
@@ -112,10 +83,6 @@ def _affine(pixels: Bytes, x_row: Sequence[float], y_row: Sequence[float]) -> By
     return cv2.warpAffine(pixels, np.array(rows), pixels.shape[1::-1], flags=flags)
 
 
-def _brightness(pixels: Bytes, magnitude: float) -> Bytes:
-    return _scale(pixels, 1 + magnitude, around=0)
-
-
 def _contrast(pixels: Bytes, magnitude: float) -> Bytes:
     mean = cv2.mean(cv2.cvtColor(pixels, cv2.COLOR_RGB2GRAY))[0]
     return _scale(pixels, 1 + magnitude, around=int(mean + 0.5))
@@ -141,15 +108,6 @@ def _sharpness(pixels: Bytes, magnitude: float) -> Bytes:
     for edge in (np.s_[0], np.s_[-1], np.s_[:, 0], np.s_[:, -1]):
         sharp[edge] = pixels[edge]
     return sharp
-
-
-def _posterize(pixels: Bytes, bits: float) -> Bytes:
-    return pixels & np.uint8(256 - (1 << (8 - int(bits))))
-
-
-def _solarize(pixels: Bytes, threshold: float) -> Bytes:
-    # 255 − x is x with all bits flipped, and 0 − 1 wraps to all bits. np.where is several times slower.
-    return pixels ^ np.negative((pixels >= math.ceil(threshold)).view(np.uint8))
 
 
 def _auto_contrast(pixels: Bytes, _: float) -> Bytes:
@@ -182,18 +140,25 @@ def _equalize(pixels: Bytes, _: float) -> Bytes:
     return cv2.merge(evened)
 
 
-_OPS: dict[str, Callable[[Bytes, float], Bytes]] = {
-    "ShearX": _shear_x,
-    "ShearY": _shear_y,
-    "TranslateX": _translate_x,
+_OPS: dict[str, Callable[[Bytes, float], Bytes]] = {  # in the order in which a draw numbers them
+    "Identity": lambda pixels, _: pixels,
+    "ShearX": lambda pixels, slope: _affine(pixels, (1, slope, 0), (0, 1, 0)),
+    "ShearY": lambda pixels, slope: _affine(pixels, (1, 0, 0), (slope, 1, 0)),
+    "TranslateX": lambda pixels, shift: np.ascontiguousarray(
+        _translate_y(pixels.swapaxes(0, 1), shift).swapaxes(0, 1)
+    ),
     "TranslateY": _translate_y,
     "Rotate": _rotate,
-    "Brightness": _brightness,
+    "Brightness": lambda pixels, magnitude: _scale(pixels, 1 + magnitude, around=0),
     "Color": _color,
     "Contrast": _contrast,
     "Sharpness": _sharpness,
-    "Posterize": _posterize,
-    "Solarize": _solarize,
+    "Posterize": lambda pixels, bits: pixels & np.uint8(256 - (1 << (8 - int(bits)))),
+    # 255 − x is x with all bits flipped, and 0 − 1 wraps to all bits. np.where is several times slower.
+    "Solarize": lambda pixels, threshold: (
+        pixels ^ np.negative((pixels >= math.ceil(threshold)).view(np.uint8))
+    ),
     "AutoContrast": _auto_contrast,
     "Equalize": _equalize,
 }
+OPS = tuple(_OPS)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from veca.backbones import Numbers
 from veca.figures import metrics
 from veca.figures.inputs import (
     CoreTrace,
@@ -30,7 +31,6 @@ from veca.figures.metrics import Estimate, match_maps, match_places, mean_and_er
 from veca.figures.sheet import Curve, Panel, check_out, draw_panels, ramp_colours, save
 from veca.model import Veca
 from veca.probes.datasets.splits import IGNORED
-from veca.probes.settings import Numbers
 from veca.utils.files import write_text_atomic
 from veca.utils.progress import progress_bar
 

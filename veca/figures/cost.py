@@ -16,11 +16,11 @@ import torch
 import transformers
 from torch import Tensor, nn
 
+from veca.backbones import Numbers
 from veca.figures.inputs import choose_budgets, parse_numbers
 from veca.figures.sheet import Curve, Panel, check_out, draw_panels, save
 from veca.flops import attention_flops, meta_student, meta_teacher, student_flops, teacher_flops
 from veca.model import SIZES, create_model
-from veca.probes.settings import Numbers
 from veca.teachers.dinov3 import dinov3_config, is_gated
 from veca.utils.files import write_text_atomic
 from veca.utils.precision import choose_device

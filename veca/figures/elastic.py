@@ -4,9 +4,9 @@ from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
+from veca.backbones import Names, split_names
 from veca.figures.sheet import Curve, Panel, check_out, draw_panels, save
-from veca.probes.results import BUDGETS, CURVES, Results, Row, is_share, read_results
-from veca.probes.settings import Names, split_names
+from veca.probes.results import BUDGETS, Results, Row, elastic_values, is_share, read_results
 from veca.utils.chart import COLOURS
 
 _SHAPES = {"VECA-S": "v", "VECA-S+": "s", "VECA-B": "D", "VECA-L": "^"}
@@ -51,7 +51,7 @@ def elastic(out: Path, *, results: Names = None, relative: bool = False) -> None
 def paper_curves(subject: Subject, *, relative: bool = False) -> list[Curve]:
     """The paper's curves for a dataset of its; for other data and `relative`, base on all of its datasets."""
     curves: list[Curve] = []
-    for (name, size), values in CURVES.items():
+    for (name, size), values in elastic_values().items():
         data = name.lower()
         kin = relative and subject not in PAPER.values() and size == "VECA-B"
         if PAPER[data] != subject and not (kin and PAPER[data].quantity == subject.quantity):

@@ -17,19 +17,32 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from veca.backbones import ProbeFeatures
-from veca.backbones.models import ProbedModel, open_model
-from veca.backbones.networks import VecaNetwork
-from veca.data.augment import View, centre_view, draw_view, render_pixels, sample_generator
+from veca.backbones import (
+    Names,
+    Numbers,
+    ProbedModel,
+    ProbeFeatures,
+    VecaNetwork,
+    open_model,
+    side_step,
+    split_names,
+)
 from veca.data.decode import BadImage, Pixels, decode_pixels
 from veca.data.folders import check_regular, list_files, read_named
-from veca.data.views import centre_crop, normalise
+from veca.data.views import (
+    View,
+    centre_crop,
+    centre_view,
+    draw_view,
+    normalise,
+    render_pixels,
+    sample_generator,
+)
 from veca.model import Veca
 from veca.model.veca import Trace
 from veca.probes.datasets.pairs import FolderPairs, Meaning, Pair
 from veca.probes.datasets.splits import Item
-from veca.probes.settings import Names, Numbers, side_step, split_names
-from veca.probes.views import LABELS_PER_PATCH, Window, sample_target
+from veca.probes.features import LABELS_PER_PATCH, Window, sample_target
 from veca.utils.precision import choose_device
 
 T = TypeVar("T")
@@ -69,7 +82,7 @@ class Scene(NamedTuple):
 
 
 def open_models(model: Names) -> list[ProbedModel]:
-    """Models by the specs of `veca.backbones.models`, on a GPU where there is one."""
+    """Models by the specs of `veca.backbones`, on a GPU where there is one."""
     specs = split_names(model)
     if not specs:
         raise ValueError("model must name at least one model; got nothing. Try random:tiny.")
@@ -79,12 +92,12 @@ def open_models(model: Names) -> list[ProbedModel]:
 
 def veca_of(model: ProbedModel) -> Veca:
     """The model as one with cores."""
-    if not isinstance(model.network, VecaNetwork):
+    if not isinstance(model, VecaNetwork):
         raise ValueError(
             f"this figure shows cores, and {model.name} has none. Give a Veca: a folder, a .ckpt, a Hub id "
             "or random:SIZE."
         )
-    return model.network.model
+    return model.model
 
 
 def short_name(model: ProbedModel) -> str:

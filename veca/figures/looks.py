@@ -13,14 +13,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from veca.data.augment import View, centre_view, draw_view, render_pixels, sample_generator
 from veca.data.decode import Pixels, decode_pixels
 from veca.data.folders import read_named
+from veca.data.views import View, centre_view, draw_view, render_pixels, sample_generator
 from veca.figures.inputs import find_images, trace_images
 from veca.model import Veca
 from veca.probes.datasets.pairs import FolderPairs, Meaning, Pair
 from veca.probes.datasets.splits import Item
-from veca.probes.views import LABELS_PER_PATCH, Window, sample_target
+from veca.probes.features import LABELS_PER_PATCH, Window, sample_target
 
 T = TypeVar("T")
 

@@ -1,6 +1,6 @@
 """The numbers of the analysis: pure functions of maps, places and labels. docs/figures.md defines them.
 
-A view is a crop, perhaps flipped, perhaps sheared, moved or turned (veca.data.augment); each step is affine,
+A view is a crop, perhaps flipped, perhaps sheared, moved or turned (veca.data.views); each step is affine,
 and so is the way back to the plain view. Points are (x, y) in pixels from the top-left corner of the view.
 
 Shapes: C cores, N patches of a grid (rows, cols), D width, V views. A map is a core's contributions over the
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from veca.data.augment import View
+from veca.data.views import View
 
 REGION = 0.5  # share of a map's mass that its region holds
 _TINY = 1e-12

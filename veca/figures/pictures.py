@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from veca.backbones.models import ProbedModel
+from veca.backbones import Names, Numbers, ProbedModel, split_names
 from veca.figures.inputs import (
     choose_budgets,
     dense_features,
@@ -26,7 +26,6 @@ from veca.figures.inputs import (
 )
 from veca.figures.sheet import PATH_RAMP, TILE, Row, Tile, check_out, draw_sheet, save
 from veca.model import Veca
-from veca.probes.settings import Names, Numbers, split_names
 from veca.utils.maps import Array, Method, choose_method, core_paths, cosine_map, joint_colours, patch_at
 from veca.utils.progress import progress_bar
 

@@ -9,10 +9,10 @@ Shapes: B windows, N patches, D width, G heads, C outputs of a head.
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -20,11 +20,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from veca.probes.features import Cached, Record
+from veca.probes.features import LABELS_PER_PATCH, Cached, ViewRecord, Windows
 from veca.probes.heads import SEED, Moments, split_holdout
-from veca.probes.scan import Scanned
-from veca.probes.sweep import FittedProbe, Score, open_sweep, run_sweep
-from veca.probes.views import LABELS_PER_PATCH, Windows
+from veca.probes.sweep import FittedProbe, Score, Sweep
 from veca.utils.progress import progress_bar
 
 RATES = (1e-3, 3e-3, 1e-2, 3e-2, 0.1)  # the highest for small data, where steps are few
@@ -35,7 +33,6 @@ MOMENT_WINDOWS = 256  # enough patches to know the moments of a channel
 
 Places = NDArray[np.int64]
 Loss = Callable[[Tensor, Tensor], Tensor]  # maps (G, B, C, rows, columns), targets (B, …) → one loss a head
-Finish = Callable[[Tensor], Tensor]  # maps of one head (B, C, rows, columns) → what is upsampled
 
 
 class DenseHeads(nn.Module):
@@ -72,13 +69,14 @@ class DenseProbe(FittedProbe):
     """A probe with a linear head on patches and CLS."""
 
     whole: bool
+    truth: ClassVar[type[np.generic]]  # of a pixel
     rates = RATES
     optimizer = f"AdamW, weight decay {WEIGHT_DECAY:g}, polynomial {POWER}, batch {BATCH}"
 
     @property
-    @abstractmethod
     def num_outputs(self) -> int:
         """Channels of a head's map."""
+        return self.num_classes
 
     @abstractmethod
     def loss(self, maps: Tensor, targets: Tensor) -> Tensor:
@@ -88,9 +86,26 @@ class DenseProbe(FittedProbe):
     def choice_scores(self, heads: DenseHeads, features: Cached, views: Places) -> list[float]:
         """How good each head is on labelled windows; higher is better."""
 
+    def finish(self, maps: Tensor) -> Tensor:
+        """What is upsampled of the maps of one head (B, C, rows, columns)."""
+        return maps
+
     @abstractmethod
-    def values(self, heads: DenseHeads, features: Cached, judged: Scanned) -> dict[str, float]:
-        """The quantities of the first head on judged images."""
+    def answer(self, found: Tensor, *, size: tuple[int, int]) -> Tensor:
+        """The answer for each pixel of an image of that size, by its finished map (K, rows, columns)."""
+
+    @abstractmethod
+    def judge(self, pairs: Iterable[tuple[Tensor, Tensor]]) -> dict[str, float]:
+        """The quantities over (answer, truth) of each image."""
+
+    @property
+    @abstractmethod
+    def usual(self) -> float:
+        """The answer that ignores the image."""
+
+    def constant(self) -> dict[str, float]:
+        truths, usual = map(self._truth, range(len(self.judged.items))), self.usual
+        return self.judge((torch.full_like(truth, usual), truth) for truth in truths)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -110,9 +125,19 @@ class DenseProbe(FittedProbe):
             learnt = features["train"]
             kept = split_holdout(len(self.splits["train"].items))
             fitted, held = learnt.views_of(~kept), learnt.views_of(kept)
-        rate, chosen = self.choose_rate(self.choice_scores(self._heads(learnt, fitted, RATES), learnt, held))
+        candidates = self._heads(learnt, fitted, RATES)
+        with torch.no_grad():
+            rate, chosen = self.choose_rate(self.choice_scores(candidates, learnt, held))
         heads = self._heads(learnt, np.arange(len(learnt)), (rate,))
-        return Score(self.values(heads, features[self.sweep.judged], self.judged), chosen)
+        return self.judge(self._answers(heads, features[self.sweep.judged])), chosen
+
+    def _answers(self, heads: DenseHeads, features: Cached) -> Iterator[tuple[Tensor, Tensor]]:
+        for item, found in image_maps(heads, features, self.finish):
+            truth = self._truth(item)
+            yield self.answer(found, size=(truth.shape[0], truth.shape[1])).cpu(), truth
+
+    def _truth(self, item: int) -> Tensor:
+        return torch.from_numpy(np.asarray(self.judged.items[item].target).astype(self.truth))
 
     def _heads(self, features: Cached, views: Places, rates: tuple[float, ...]) -> DenseHeads:
         return fit_dense(
@@ -130,7 +155,7 @@ def run_dense(
     model: str,
     data: str,
     *,
-    kind: "type[DenseProbe]",
+    kind: type[DenseProbe],
     task: Literal["segment", "depth"],
     inference: Literal["slide", "whole"] = "slide",
     epochs: int = 20,
@@ -140,20 +165,16 @@ def run_dense(
     """Run a dense probe, which has the name of its task.
 
     Args:
-        model: Folder with model.safetensors, a run's .ckpt, the authors' .pt, a Hub id, or a peer's name.
-        data: Folder of images and what is known of their pixels, or NAME:FOLDER.
-        kind: The probe.
-        task: What its head answers.
         inference: How judged images are seen: in windows (slide), or each at once (whole).
         epochs: Passes over the training windows.
         seeds: Models with random weights to compare with; 0 for none.
-        sweep: What all probes take; see `veca.probes.sweep.open_sweep`.
+        sweep: What all probes take; see `veca.probes.sweep.Sweep`.
     """
     if epochs < 1:
         raise ValueError(f"epochs must be at least 1; got {epochs}. Try 20.")
-    opened = open_sweep(model, data, probe=task, task=task, classes="all", seeds=seeds, **sweep)
+    opened = Sweep(model, data, probe=task, task=task, classes="all", seeds=seeds, **sweep)
     splits = opened.scan("train", opened.chooses, opened.judged)
-    run_sweep(opened, kind(opened, splits, epochs, inference == "whole"))
+    opened.run(kind(opened, splits, epochs, inference == "whole"))
 
 
 def fit_dense(
@@ -199,7 +220,9 @@ def window_maps(heads: DenseHeads, features: Cached, views: Places) -> Iterator[
 
 
 @torch.no_grad()
-def image_maps(heads: DenseHeads, features: Cached, finish: Finish) -> Iterator[tuple[int, Tensor]]:
+def image_maps(
+    heads: DenseHeads, features: Cached, finish: Callable[[Tensor], Tensor]
+) -> Iterator[tuple[int, Tensor]]:
     """(item, map (K, height, width) of its resized image) by the first head; overlaps are averaged."""
     device = heads.mean.device
     places = range(len(features))
@@ -211,7 +234,7 @@ def image_maps(heads: DenseHeads, features: Cached, finish: Finish) -> Iterator[
         yield item, _merge(maps, records)
 
 
-def _merge(maps: Tensor, records: list[Record]) -> Tensor:
+def _merge(maps: Tensor, records: list[ViewRecord]) -> Tensor:
     """Windows (B, K, rows, columns) laid over the image they were cut from."""
     window = records[0].window
     if len(records) == 1:

@@ -21,9 +21,8 @@ from torch.nn import functional as F
 from torchmetrics import MeanMetric
 from torchmetrics.functional import mean_absolute_percentage_error, mean_squared_error
 
-from veca.probes.dense import DenseHeads, DenseProbe, Places, image_maps, run_dense, window_maps
+from veca.probes.dense import DenseHeads, DenseProbe, Places, run_dense, window_maps
 from veca.probes.features import Cached
-from veca.probes.scan import Scanned
 
 NUM_BINS = 64
 NEAR = 1.25
@@ -46,6 +45,7 @@ class DepthProbe(DenseProbe):
     """The probe of a sweep."""
 
     quantities = QUANTITIES
+    truth = np.float32
     num_outputs = NUM_BINS
 
     @property
@@ -54,7 +54,7 @@ class DepthProbe(DenseProbe):
 
     @property
     def max_depth(self) -> float:
-        return self.sweep.dataset.max_depth or self.splits["train"].scan.max_depth
+        return self.sweep.dataset.max_depth or self.splits["train"].max_depth
 
     def loss(self, maps: Tensor, targets: Tensor) -> Tensor:
         errors, counted = self._errors(maps, targets)
@@ -62,25 +62,24 @@ class DepthProbe(DenseProbe):
 
     def choice_scores(self, heads: DenseHeads, features: Cached, views: Places) -> list[float]:
         means = [MeanMetric().to(heads.mean.device) for _ in heads.weights]
-        with torch.no_grad():
-            for maps, targets in window_maps(heads, features, views):
-                errors, counted = self._errors(maps, targets)
-                for mean, single in zip(means, errors, strict=True):
-                    mean.update(single[counted].square())
+        for maps, targets in window_maps(heads, features, views):
+            errors, counted = self._errors(maps, targets)
+            for mean, single in zip(means, errors, strict=True):
+                mean.update(single[counted].square())
         return [-float(mean.compute().sqrt()) for mean in means]
 
-    def values(self, heads: DenseHeads, features: Cached, judged: Scanned) -> dict[str, float]:
-        def answers() -> Iterable[tuple[Tensor, Tensor]]:
-            for item, found in image_maps(heads, features, lambda maps: expected_depth(maps, self.max_depth)):
-                truth = _truth(judged, item)
-                yield F.interpolate(found[None], size=truth.shape, mode="bilinear")[0, 0].cpu(), truth
+    def finish(self, maps: Tensor) -> Tensor:
+        return expected_depth(maps, self.max_depth)
 
-        return depth_errors(answers(), max_depth=self.max_depth)
+    def answer(self, found: Tensor, *, size: tuple[int, int]) -> Tensor:
+        return F.interpolate(found[None], size=size, mode="bilinear")[0, 0]
 
-    def constant(self) -> dict[str, float]:
-        mean = self.splits["train"].scan.mean_depth
-        truths = (_truth(self.judged, item) for item in range(len(self.judged.items)))
-        return depth_errors(((torch.full_like(one, mean), one) for one in truths), max_depth=self.max_depth)
+    def judge(self, pairs: Iterable[tuple[Tensor, Tensor]]) -> dict[str, float]:
+        return depth_errors(pairs, max_depth=self.max_depth)
+
+    @property
+    def usual(self) -> float:
+        return self.splits["train"].mean_depth
 
     def _errors(self, maps: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Errors in metres (G, B, …), zero where nothing counts, and where something does (B, …)."""
@@ -108,7 +107,3 @@ def depth_errors(pairs: Iterable[tuple[Tensor, Tensor]], *, max_depth: float) ->
         means["AbsRel"].update(mean_absolute_percentage_error(found, true))
         means["δ<1.25"].update((torch.maximum(found / true, true / found) < NEAR).float().mean())
     return {name: float(mean.compute()) for name, mean in means.items()}
-
-
-def _truth(judged: Scanned, item: int) -> Tensor:
-    return torch.from_numpy(np.asarray(judged.items[item].target, dtype=np.float32))

@@ -10,6 +10,7 @@ mIoU is over all pixels of a split, IGNORED ones left out; a class that neither 
 no part in the mean. The constant is the most frequent class of the training masks.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,9 +22,8 @@ from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassAccuracy, MulticlassJaccardIndex
 
 from veca.probes.datasets.splits import IGNORED
-from veca.probes.dense import DenseHeads, DenseProbe, Places, image_maps, run_dense, window_maps
+from veca.probes.dense import DenseHeads, DenseProbe, Places, run_dense, window_maps
 from veca.probes.features import Cached
-from veca.probes.scan import Scanned
 
 PIXELS_AT_ONCE = 2**25  # of all classes: 128 MB
 
@@ -44,10 +44,7 @@ class SegmentProbe(DenseProbe):
     """The probe of a sweep."""
 
     quantities = ("mIoU", "pixel accuracy")
-
-    @property
-    def num_outputs(self) -> int:
-        return len(self.sweep.dataset.classes)
+    truth = np.int64
 
     def loss(self, maps: Tensor, targets: Tensor) -> Tensor:
         return cross_entropy(maps, targets)
@@ -60,22 +57,18 @@ class SegmentProbe(DenseProbe):
                 metric.update(upsampled.argmax(1), targets.long())
         return [float(metric.compute()["mIoU"]) for metric in metrics]
 
-    def values(self, heads: DenseHeads, features: Cached, judged: Scanned) -> dict[str, float]:
+    def answer(self, found: Tensor, *, size: tuple[int, int]) -> Tensor:
+        return upsampled_argmax(found, size=size)
+
+    def judge(self, pairs: Iterable[tuple[Tensor, Tensor]]) -> dict[str, float]:
         metric = _metrics(self.num_outputs)
-        for item, logits in image_maps(heads, features, lambda maps: maps):
-            mask = _mask(judged, item)
-            found = upsampled_argmax(logits, size=(mask.shape[0], mask.shape[1]))
-            metric.update(found.cpu()[None], mask[None])
+        for answer, mask in pairs:
+            metric.update(answer[None], mask[None])
         return {name: float(value) for name, value in metric.compute().items()}
 
-    def constant(self) -> dict[str, float]:
-        counts = [self.splits["train"].scan.counts[name] for name in self.sweep.dataset.classes]
-        frequent = int(np.argmax(counts))
-        metric = _metrics(self.num_outputs)
-        for item in range(len(self.judged.items)):
-            mask = _mask(self.judged, item)
-            metric.update(torch.full_like(mask, frequent)[None], mask[None])
-        return {name: float(value) for name, value in metric.compute().items()}
+    @property
+    def usual(self) -> float:
+        return int(np.argmax([self.splits["train"].counts[name] for name in self.sweep.dataset.classes]))
 
 
 def cross_entropy(maps: Tensor, targets: Tensor) -> Tensor:
@@ -102,10 +95,6 @@ def upsampled_argmax(logits: Tensor, *, size: tuple[int, int]) -> Tensor:
         found = torch.where(highest > best, place + start, found)
         best = torch.maximum(best, highest)
     return found
-
-
-def _mask(judged: Scanned, item: int) -> Tensor:
-    return torch.from_numpy(np.asarray(judged.items[item].target).astype(np.int64))
 
 
 def _metrics(num_classes: int) -> MetricCollection:

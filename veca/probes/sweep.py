@@ -10,17 +10,29 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 from lightning.fabric import Fabric
 from lightning.fabric.strategies.ddp import DDPStrategy
 from torch import Tensor
 
-from veca.backbones import DENSE_TASKS, Task
-from veca.backbones.models import Backbone, ProbedModel, open_model
-from veca.probes.datasets import Classes, open_dataset
-from veca.probes.datasets.splits import Dataset
-from veca.probes.features import Cached, extract, fingerprint, open_store
+from veca.backbones import (
+    DENSE_TASKS,
+    Backbone,
+    Grid,
+    Names,
+    Numbers,
+    ProbedModel,
+    Task,
+    choose_grid,
+    fitting_grid,
+    open_model,
+    split_names,
+)
+from veca.probes.datasets import open_dataset
+from veca.probes.datasets.readers import Classes
+from veca.probes.datasets.splits import Scanned, describe, scan_split
+from veca.probes.features import Cached, CentreView, Viewer, extract, fingerprint, open_store
 from veca.probes.heads import VAL_SHARE, choose
 from veca.probes.results import (
     RATE,
@@ -34,52 +46,79 @@ from veca.probes.results import (
     table,
     write_results,
 )
-from veca.probes.scan import Scanned, describe, scan_split
-from veca.probes.settings import Grid, Names, Numbers, choose_grid, fitting_grid, split_names
-from veca.probes.views import CentreView, Viewer
 from veca.utils.files import write_text_atomic
 from veca.utils.lightning_compat import ignore_warnings
 from veca.utils.precision import FLOAT32, InferencePrecision, computing_in, resolve_precision
 
 MODEL, RANDOM, PIXELS, CONSTANT = "model", "random weights", "raw pixels", "constant"
-CACHE_NAME = "probe-cache"
 _ALWAYS_THEMSELVES = ("teacher:", "random:", "pixels", "c-radio")  # no random counterpart
 _PATIENCE = timedelta(days=2)  # one device fits heads while the others wait
 
 
-class Score(NamedTuple):
-    """The values of a cell, and what validation images decided."""
-
-    values: dict[str, float]
-    chosen: dict[str, Any]
+# The values of a cell, and what validation images decided.
+Score = tuple[dict[str, float], dict[str, Any]]
 
 
-@dataclass(frozen=True)
 class Sweep:
-    """What is probed on what, and where it goes."""
+    """What is probed on what, and where it goes. All that is asked for is checked before any work.
 
-    probe: str
-    model: str
-    data: str
-    opened: ProbedModel
-    dataset: Dataset
-    grid: Grid
-    compare: list[str]
-    seeds: int
-    path: Path
-    cache: Path
-    fabric: Fabric
-    precision: str
-    allow_remote_code: bool
+    Args:
+        budgets: Budgets to run, as 8,64; by default the smallest and all cores.
+        resolutions: Resolutions to run, as 256,512; by default the model's own for the task.
+        compare: Other models for the same table, with commas between them, e.g. teacher:EfficientNetTeacher.
+        classes: all: a class that a split lacks is an error. common: such classes are left out and named.
+        out: JSON to write; by default PROBE.json beside the model or in the run's folder. Table and plot go
+            beside it, as .md and .svg.
+        cache: Folder for features; by default probe-cache beside the JSON. Delete it when you are done.
+        seeds: Models with random weights to compare with; 0 for none.
+        devices: Devices that make features, e.g. 8; by default all GPUs, or the CPU.
+        precision: Of the features: 32-true for numbers to compare with others. bf16-mixed takes less time on
+            GPUs and on CPUs that multiply bf16; auto is bf16-mixed there, 32-true elsewhere.
+        allow_remote_code: Run the code that some model repositories bring along.
+    """
 
-    @property
-    def judged(self) -> str:
-        return "test" if "test" in self.dataset.splits else "val"
-
-    @property
-    def chooses(self) -> str | None:
-        """The split that chooses between settings; None when a part of train has to."""
-        return "val" if self.judged == "test" and "val" in self.dataset.splits else None
+    def __init__(
+        self,
+        model: str,
+        data: str,
+        *,
+        probe: str,
+        task: Task,
+        budgets: Numbers = None,
+        resolutions: Numbers = None,
+        compare: Names = None,
+        classes: Classes = "all",
+        out: Path | None = None,
+        cache: Path | None = None,
+        seeds: int = 3,
+        devices: int | str = "auto",
+        precision: InferencePrecision = FLOAT32,
+        allow_remote_code: bool = False,
+    ) -> None:
+        if seeds < 0:
+            raise ValueError(f"seeds must be at least 0; got {seeds}. Try 3.")
+        self.probe, self.model, self.data = probe, model, data
+        self.fabric = _launch(devices)
+        self.allow_remote_code = allow_remote_code
+        self.opened = self._open(model)
+        self.grid = choose_grid(self.opened, task=task, budgets=budgets, resolutions=resolutions)
+        self.path = results_path(model, out, probe=probe)
+        self.cache = cache or self.path.parent / "probe-cache"
+        self.dataset = open_dataset(data, task=task, classes=classes)
+        splits, dropped = self.dataset.splits, self.dataset.dropped
+        if "train" not in splits or len(splits) < 2:
+            found = ", ".join(splits) or "nothing"
+            raise ValueError(f"{data} must have the split train, and val or test; it has {found}.")
+        if dropped:
+            self.say(
+                f"{data}: {len(dropped)} classes are left out, as a split lacks them: {', '.join(dropped)}"
+            )
+        self.judged = "test" if "test" in splits else "val"
+        # The split that chooses between settings; None when a part of train has to.
+        self.chooses = "val" if self.judged == "test" and "val" in splits else None
+        self.compare = split_names(compare)
+        self.seeds = 0 if model.startswith(_ALWAYS_THEMSELVES) else seeds
+        self.precision = resolve_precision(precision, accelerator=self.fabric.device.type)
 
     def scan(self, *names: str | None) -> dict[str, Scanned]:
         """Check and describe some splits."""
@@ -92,6 +131,96 @@ class Sweep:
     def say(self, line: str) -> None:
         if self.fabric.is_global_zero:
             print(line, flush=True)
+
+    def run(self, probe: "Probe") -> None:
+        """Measure every cell that is not measured yet; write and print the results."""
+        left_out = {"classes left out": list(self.dataset.dropped)} if self.dataset.dropped else {}
+        results = Results(
+            probe=self.probe,
+            model=self.model,
+            data=self.data,
+            quantities=list(probe.quantities),
+            settings={**probe.settings, "seeds": self.seeds, **self._unless_float32(), **left_out},
+            counts={name: scanned.counts for name, scanned in probe.splits.items()},
+            unreadable={name: why for one in probe.splits.values() for name, why in one.unreadable.items()},
+            paper=paper_cells(self.dataset.name, probe.quantities[0], budgets=self.grid.budgets),
+            complete=False,
+        )
+        finished = _finished(self.path)
+        self.fabric.barrier()  # everybody has read before anybody writes
+        used = 0
+        for cell, backbone in self._plan():
+            cell, size = self._measure(probe, cell, backbone, finished)
+            used += size
+            results.cells.append(cell)
+            if self.fabric.is_global_zero:
+                write_results(self.path, results)
+        results.cells.append(Cell(CONSTANT, None, None, probe.constant()))
+        if self.fabric.is_global_zero:
+            write_results(self.path, replace(results, complete=True))
+            text = markdown(table(results))
+            write_text_atomic(self.path.with_suffix(".md"), text + "\n")
+            if picture := elastic_picture(results):
+                write_text_atomic(self.path.with_suffix(".svg"), picture)
+            print(f"\n{text}\n\nfeatures: {self.cache} ({used / 1e6:,.0f} MB)\n{self.path}")
+
+    def _measure(
+        self, probe: "Probe", cell: Cell, backbone: Backbone, finished: dict[str, Cell]
+    ) -> tuple[Cell, int]:
+        """The cell with its values, and the bytes of its features; all devices make these, one fits heads."""
+        assert cell.resolution is not None
+        viewers, stores, title = {}, {}, _title(cell)
+        for name, scanned in probe.splits.items():
+            viewers[name] = probe.viewer(name, resolution=cell.resolution, patch_size=backbone.patch_size)
+            stores[name] = open_store(
+                self.cache,
+                backbone,
+                viewers[name],
+                digest=scanned.digest,
+                num_items=len(scanned.items),
+                about=f"{self.data}, {scanned.name}",
+                **self._unless_float32(),
+            )
+        key = fingerprint([probe.settings, {name: store.folder.name for name, store in stores.items()}])
+        if key in finished:
+            self.say(f"{title}: measured before")
+            return replace(cell, values=finished[key].values, chosen=finished[key].chosen, key=key), 0
+        for name, store in stores.items():
+            items, label = probe.splits[name].items, f"{title}, {name}"
+            with computing_in(self.precision, self.fabric.device):
+                extract(backbone, items, store, viewers[name], fabric=self.fabric, label=label)
+        values, chosen = dict[str, float](), dict[str, Any]()
+        if self.fabric.is_global_zero:
+            values, chosen = probe.score({name: Cached(store) for name, store in stores.items()})
+        size = sum(store.num_bytes() for store in stores.values())
+        return replace(cell, values=values, chosen=chosen, key=key), size
+
+    def _plan(self) -> Iterator[tuple[Cell, Backbone]]:
+        """Empty cells with what fills them; one model is held at a time beside the one that is probed."""
+        task = self.dataset.task
+        yield from _cells(MODEL, self.opened, self.grid)
+        for spec in self.compare:
+            other = self._open(spec)
+            yield from _cells(other.name, other, fitting_grid(other, self.grid, task=task))
+        for resolution in self.grid.resolutions:
+            for budget in self.grid.budgets:
+                for seed in range(self.seeds):
+                    fresh = self._open(self.model, seed=seed)
+                    yield from _cells(RANDOM, fresh, Grid([budget], [resolution]), seed=seed)
+        if self.model != "pixels":
+            pixels = self._open("pixels")
+            grid = Grid([None], [pixels.default_resolution(task)])
+            if task in DENSE_TASKS:
+                grid = fitting_grid(pixels, self.grid, task=task)
+            yield from _cells(PIXELS, pixels, grid)
+
+    def _open(self, spec: str, *, seed: int | None = None) -> ProbedModel:
+        model = open_model(spec, seed=seed, allow_remote_code=self.allow_remote_code)
+        return model.to(self.fabric.device)
+
+    def _unless_float32(self) -> dict[str, str]:
+        """Named only where it is not float32: what was made before there was a choice stays valid."""
+        return {} if self.precision == FLOAT32 else {"precision": self.precision}
 
 
 @dataclass(frozen=True)
@@ -121,6 +250,10 @@ class Probe(ABC):
     @property
     def judged(self) -> Scanned:
         return self.splits[self.sweep.judged]
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.sweep.dataset.classes)
 
     def viewer(self, split: str, *, resolution: int, patch_size: int) -> Viewer:
         return CentreView(resolution)
@@ -155,180 +288,12 @@ class FittedProbe(Probe):
         return rate, {RATE: rate, "validation": dict(zip(names, scores, strict=True))}
 
 
-def open_sweep(
-    model: str,
-    data: str,
-    *,
-    probe: str,
-    task: Task,
-    budgets: Numbers = None,
-    resolutions: Numbers = None,
-    compare: Names = None,
-    classes: Classes = "all",
-    out: Path | None = None,
-    cache: Path | None = None,
-    seeds: int = 3,
-    devices: int | str = "auto",
-    precision: InferencePrecision = FLOAT32,
-    allow_remote_code: bool = False,
-) -> Sweep:
-    """Open a model and data and check what is asked for, before any work.
-
-    Args:
-        model: Folder with model.safetensors, a run's .ckpt, the authors' .pt, a Hub id, or a peer's name.
-        data: Folder of images with labels, folder of shards, or NAME:FOLDER for a dataset of the paper.
-        probe: Name of the probe.
-        task: What its head answers.
-        budgets: Budgets to run, as 8,64; by default the smallest and all cores.
-        resolutions: Resolutions to run, as 256,512; by default the model's own for the task.
-        compare: Other models for the same table, with commas between them, e.g. teacher:EfficientNetTeacher.
-        classes: all: a class that a split lacks is an error. common: such classes are left out and named.
-        out: JSON to write; by default PROBE.json beside the model or in the run's folder. Table and plot go
-            beside it, as .md and .svg.
-        cache: Folder for features; by default probe-cache beside the JSON. Delete it when you are done.
-        seeds: Models with random weights to compare with; 0 for none.
-        devices: Devices that make features, e.g. 8; by default all GPUs, or the CPU.
-        precision: Of the features: 32-true for numbers to compare with others. bf16-mixed takes less time on
-            GPUs and on CPUs that multiply bf16; auto is bf16-mixed there, 32-true elsewhere.
-        allow_remote_code: Run the code that some model repositories bring along.
-    """
-    if seeds < 0:
-        raise ValueError(f"seeds must be at least 0; got {seeds}. Try 3.")
-    fabric = _launch(devices)
-    opened = open_model(model, allow_remote_code=allow_remote_code).to(fabric.device)
-    grid = choose_grid(opened, task=task, budgets=budgets, resolutions=resolutions)
-    path = results_path(model, out, probe=probe)
-    dataset = open_dataset(data, task=task, classes=classes)
-    if "train" not in dataset.splits or len(dataset.splits) < 2:
-        found = ", ".join(dataset.splits) or "nothing"
-        raise ValueError(f"{data} must have the split train, and val or test; it has {found}.")
-    if (left_out := dataset.dropped) and fabric.is_global_zero:
-        print(f"{data}: {len(left_out)} classes are left out, as a split lacks them: {', '.join(left_out)}")
-    return Sweep(
-        probe=probe,
-        model=model,
-        data=data,
-        opened=opened,
-        dataset=dataset,
-        grid=grid,
-        compare=split_names(compare),
-        seeds=0 if model.startswith(_ALWAYS_THEMSELVES) else seeds,
-        path=path,
-        cache=cache or path.parent / CACHE_NAME,
-        fabric=fabric,
-        precision=resolve_precision(precision, accelerator=fabric.device.type),
-        allow_remote_code=allow_remote_code,
-    )
-
-
-def run_sweep(sweep: Sweep, probe: Probe) -> None:
-    """Measure every cell that is not measured yet; write and print the results."""
-    left_out = {"classes left out": list(sweep.dataset.dropped)} if sweep.dataset.dropped else {}
-    results = Results(
-        probe=sweep.probe,
-        model=sweep.model,
-        data=sweep.data,
-        quantities=list(probe.quantities),
-        settings={**probe.settings, "seeds": sweep.seeds, **_unless_float32(sweep.precision), **left_out},
-        counts={name: scanned.scan.counts for name, scanned in probe.splits.items()},
-        unreadable={name: reason for one in probe.splits.values() for name, reason in one.unreadable.items()},
-        paper=paper_cells(sweep.dataset.name, probe.quantities[0], budgets=sweep.grid.budgets),
-        complete=False,
-    )
-    finished = _finished(sweep.path)
-    sweep.fabric.barrier()  # everybody has read before anybody writes
-    used = 0
-    for cell, backbone in _plan(sweep):
-        cell, size = _measure(sweep, probe, cell, backbone, finished)
-        used += size
-        results = replace(results, cells=[*results.cells, cell])
-        if sweep.fabric.is_global_zero:
-            write_results(sweep.path, results)
-    constant = Cell(CONSTANT, None, None, probe.constant())
-    results = replace(results, cells=[*results.cells, constant], complete=True)
-    if sweep.fabric.is_global_zero:
-        write_results(sweep.path, results)
-        text = markdown(table(results))
-        write_text_atomic(sweep.path.with_suffix(".md"), text + "\n")
-        if picture := elastic_picture(results):
-            write_text_atomic(sweep.path.with_suffix(".svg"), picture)
-        print(f"\n{text}\n\nfeatures: {sweep.cache} ({used / 1e6:,.0f} MB)\n{sweep.path}")
-
-
-def _measure(
-    sweep: Sweep, probe: Probe, cell: Cell, backbone: Backbone, finished: dict[str, Cell]
-) -> tuple[Cell, int]:
-    """The cell with its values, and the bytes of its features; all devices make features, one fits heads."""
-    assert cell.resolution is not None
-    viewers = {
-        name: probe.viewer(name, resolution=cell.resolution, patch_size=backbone.patch_size)
-        for name in probe.splits
-    }
-    stores = {
-        name: open_store(
-            sweep.cache,
-            backbone,
-            viewers[name],
-            digest=scanned.scan.digest,
-            num_items=len(scanned.items),
-            about=f"{sweep.data}, {scanned.name}",
-            **_unless_float32(sweep.precision),
-        )
-        for name, scanned in probe.splits.items()
-    }
-    key = fingerprint([probe.settings, {name: store.folder.name for name, store in stores.items()}])
-    if key in finished:
-        sweep.say(f"{_title(cell)}: measured before")
-        return replace(cell, values=finished[key].values, chosen=finished[key].chosen, key=key), 0
-    for name, store in stores.items():
-        label = f"{_title(cell)}, {name}"
-        items = probe.splits[name].items
-        with computing_in(sweep.precision, sweep.fabric.device):
-            extract(backbone, items, store, viewers[name], fabric=sweep.fabric, label=label)
-    score = Score({}, {})
-    if sweep.fabric.is_global_zero:
-        score = probe.score({name: store.read() for name, store in stores.items()})
-    return replace(cell, values=score.values, chosen=score.chosen, key=key), sum(
-        store.num_bytes() for store in stores.values()
-    )
-
-
-def _plan(sweep: Sweep) -> Iterator[tuple[Cell, Backbone]]:
-    """Empty cells with what fills them; one model is held at a time beside the one that is probed."""
-    task = sweep.dataset.task
-    yield from _cells(MODEL, sweep.opened, sweep.grid)
-    for spec in sweep.compare:
-        other = _open(sweep, spec)
-        yield from _cells(other.name, other, fitting_grid(other, sweep.grid, task=task))
-    for resolution in sweep.grid.resolutions:
-        for budget in sweep.grid.budgets:
-            for seed in range(sweep.seeds):
-                fresh = _open(sweep, sweep.model, seed=seed)
-                yield from _cells(RANDOM, fresh, Grid([budget], [resolution]), seed=seed)
-    if sweep.model != "pixels":
-        pixels = _open(sweep, "pixels")
-        grid = Grid([None], [pixels.default_resolution(task)])
-        if task in DENSE_TASKS:
-            grid = fitting_grid(pixels, sweep.grid, task=task)
-        yield from _cells(PIXELS, pixels, grid)
-
-
 def _cells(
     name: str, model: ProbedModel, grid: Grid, *, seed: int | None = None
 ) -> Iterator[tuple[Cell, Backbone]]:
     for resolution in grid.resolutions:
         for budget in grid.budgets:
             yield Cell(name, budget, resolution, {}, seed=seed), model.at(budget)
-
-
-def _open(sweep: Sweep, spec: str, *, seed: int | None = None) -> ProbedModel:
-    model = open_model(spec, seed=seed, allow_remote_code=sweep.allow_remote_code)
-    return model.to(sweep.fabric.device)
-
-
-def _unless_float32(precision: str) -> dict[str, str]:
-    """Named only where it is not float32: features and results of before there was a choice stay valid."""
-    return {} if precision == FLOAT32 else {"precision": precision}
 
 
 def _finished(path: Path) -> dict[str, Cell]:

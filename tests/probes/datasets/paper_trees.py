@@ -15,8 +15,8 @@ from tests.probes.datasets.trees import (
     write_map,
     write_text,
 )
+from veca.probes.datasets import CONTEXT_59, VOC
 from veca.probes.datasets.splits import IGNORED
-from veca.probes.datasets.table import CONTEXT_59, VOC
 
 ADE_HEADER = "Idx\tRatio\tTrain\tVal\tStuff\tName"
 

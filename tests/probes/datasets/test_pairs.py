@@ -12,7 +12,7 @@ from veca.backbones import Task
 from veca.probes.datasets import open_dataset
 from veca.probes.datasets.splits import IGNORED
 from veca_data.sample import make_sample
-from veca_data.solids import CLASSES
+from veca_data.scenes import CLASSES
 
 LAYOUTS = [
     ("{split}/images", "{split}/masks"),

@@ -15,7 +15,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,19 +24,11 @@ from PIL import Image
 from veca.backbones import Task
 from veca.data.decode import FORMATS
 from veca.data.folders import IMAGE_SUFFIXES, list_files, read_named
-from veca.probes.datasets.readers import HELD_OUT, files_of, first, inside, numbered, read_lines, say_ignored
-from veca.probes.datasets.splits import (
-    IGNORED,
-    Contents,
-    ListedSplit,
-    Target,
-    at_place,
-    read_depth,
-    read_mask,
-    table_of,
-)
+from veca.probes.datasets.readers import HELD_OUT, files_of, numbered, read_lines, say_ignored
+from veca.probes.datasets.splits import IGNORED, Contents, ListedSplit, Target, at_place, first, inside
 
 MILLIMETRE = 0.001
+UNKNOWN = -1  # in a table of class ids: a value that the dataset does not have
 TARGET_FOLDERS: dict[Task, tuple[str, ...]] = {
     "segment": ("masks", "semantic", "annotations", "labels"),
     "depth": ("depths", "depth"),
@@ -44,19 +36,40 @@ TARGET_FOLDERS: dict[Task, tuple[str, ...]] = {
 _TARGET_SUFFIXES = frozenset({".png", ".bmp", ".tif", ".tiff", ".gif", ".npy"})
 
 
+def read_channel(path: Path) -> NDArray[np.generic]:
+    """The values of an image with one channel, as stored: of a palette image the indices."""
+    with Image.open(io.BytesIO(read_named(path)), formats=FORMATS) as image:
+        if image.mode not in ("L", "P", "I", "I;16", "I;16B"):
+            raise ValueError(
+                f"{path} has mode {image.mode}; a mask or depth map has one channel of 8 or 16 bits, "
+                "not colours."
+            )
+        return np.array(image)
+
+
 @dataclass(frozen=True)
 class Meaning:
     """What the stored values are: class ids by way of a table, or metres by way of a unit."""
 
     classes: Sequence[str] = ()
-    table: NDArray[np.int64] | None = None
+    table: NDArray[np.int64] | None = None  # the class id of each value; None where values are the ids
     metres_per_unit: float = 0.0
     max_depth: float | None = None
+    channel: Callable[[Path], NDArray[np.generic]] = read_channel
 
     def read(self, path: Path) -> Target:
-        if self.metres_per_unit:
-            return read_depth(path, metres_per_unit=self.metres_per_unit)
-        return read_mask(path, table=self.table)
+        """Class ids, or metres; 0 and what is no number is unmeasured."""
+        values = _read_npy(path) if path.suffix == ".npy" and self.metres_per_unit else self.channel(path)
+        if not self.metres_per_unit:
+            return values if self.table is None else _look_up(values, self.table, path)
+        if values.ndim != 2 or values.dtype.kind not in "uif":
+            raise ValueError(f"{path} must hold one number per pixel; got {values.dtype} {values.shape}.")
+        metres = values.astype(np.float32) * np.float32(self.metres_per_unit)
+        metres[~np.isfinite(metres)] = 0.0
+        return metres
+
+    def contents(self, splits: dict[str, ListedSplit]) -> Contents:
+        return Contents(list(self.classes), splits, self.max_depth)
 
 
 class Pair(NamedTuple):
@@ -76,8 +89,7 @@ class FolderPairs:
     target_end: str = ""
 
     def __call__(self, root: Path) -> Contents:
-        splits = {split: self._split(root, pair) for split, pair in self.splits.items()}
-        return Contents(list(self.meaning.classes), splits, self.meaning.max_depth)
+        return self.meaning.contents({split: self._split(root, pair) for split, pair in self.splits.items()})
 
     def _split(self, root: Path, pair: Pair) -> ListedSplit:
         images = _by_key(root / pair.images, self.image_end, IMAGE_SUFFIXES)
@@ -90,7 +102,7 @@ class FolderPairs:
             )
         keys = sorted(images)
         names, maps = [images[key] for key in keys], [targets[key] for key in keys]
-        return _split(root / pair.images, names, root / pair.targets, maps, self.meaning.read)
+        return _pairs(root / pair.images, names, root / pair.targets, maps, self.meaning)
 
 
 @dataclass(frozen=True)
@@ -106,29 +118,17 @@ class ListedPairs:
         for split, path in self.lists.items():
             names = read_lines(root / path)
             images, targets = ([template.format(name) for name in names] for template in self.pair)
-            splits[split] = paired(root, images, root, targets, self.meaning.read, split=split)
-        return Contents(list(self.meaning.classes), splits, self.meaning.max_depth)
+            splits[split] = paired(root, images, root, targets, self.meaning, split=split)
+        return self.meaning.contents(splits)
 
 
 def paired(
-    root: Path,
-    images: list[str],
-    target_root: Path,
-    targets: list[str],
-    read: Callable[[Path], Target],
-    *,
-    split: str,
+    root: Path, images: list[str], target_root: Path, targets: list[str], meaning: Meaning, *, split: str
 ) -> ListedSplit:
     """Images with a file of targets each; those that are not there are an error."""
-    for place, names in ((root, images), (target_root, targets)):
-        files_of(place, names, split=split)
-    return _split(root, images, target_root, targets, read)
-
-
-def _split(
-    root: Path, images: list[str], target_root: Path, targets: list[str], read: Callable[[Path], Target]
-) -> ListedSplit:
-    return ListedSplit(images, at_place(root, images, read_named), at_place(target_root, targets, read))
+    files_of(root, images, split=split)
+    files_of(target_root, targets, split=split)
+    return _pairs(root, images, target_root, targets, meaning)
 
 
 def open_pairs(root: Path, task: Task) -> Contents:
@@ -159,6 +159,66 @@ def find_pairs(root: Path, task: Task) -> dict[str, Pair]:
     return {}
 
 
+def unit_of(folder: Path, *, shallow: float) -> float:
+    """Metres per unit of depth maps of 16 bits, which are millimetres; of those of 8 bits it is `shallow`."""
+    names, _ = list_files(folder, _TARGET_SUFFIXES)
+    if not names:
+        return shallow
+    if names[0].endswith(".npy"):
+        return 1.0
+    with Image.open(io.BytesIO(read_named(folder / names[0])), formats=FORMATS) as image:
+        return MILLIMETRE if image.mode.startswith("I") else shallow
+
+
+def table_of(ids: Mapping[int, int], *, others: int = UNKNOWN, size: int = 256) -> NDArray[np.int64]:
+    """The class id of each stored value; `others` for values that `ids` does not name."""
+    table = np.full(size, others, dtype=np.int64)
+    table[list(ids)] = list(ids.values())
+    return table
+
+
+def _look_up(values: NDArray[np.generic], table: NDArray[np.int64], path: Path) -> NDArray[np.uint8]:
+    """Class ids of stored values; a value that is not in the table is an error that names it."""
+    places = values.astype(np.int64)
+    ids = table[np.minimum(places, len(table) - 1)]
+    wrong = (ids == UNKNOWN) | (places >= len(table))
+    if wrong.any():
+        listed = ", ".join(map(str, np.unique(places[wrong])[:5].tolist()))
+        known = np.flatnonzero(table != UNKNOWN)
+        raise ValueError(
+            f"{path} has unknown ids: {listed}; known are {len(known)} from {known[0]} to {known[-1]}. "
+            "It may be of another dataset, or of another version of this one."
+        )
+    return ids.astype(np.uint8)
+
+
+def _read_npy(path: Path) -> NDArray[np.generic]:
+    data = read_named(path)
+    try:
+        # A view of the bytes that are there: np.load would make room for whatever the header claims.
+        file = io.BytesIO(data)
+        version = np.lib.format.read_magic(file)
+        read_header = (
+            np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        )
+        shape, in_columns, dtype = read_header(file)
+        if dtype.hasobject:
+            raise ValueError("it holds Python objects, which are not read")
+        order: Literal["F", "C"] = "F" if in_columns else "C"
+        values: NDArray[np.generic] = np.ndarray(shape, dtype, data, offset=file.tell(), order=order)
+    except Exception as error:  # a damaged header makes NumPy's parser fail in any way there is
+        raise ValueError(f"{path} is not an intact .npy file ({error!r}). Replace or delete it.") from None
+    return values
+
+
+def _pairs(
+    root: Path, images: list[str], target_root: Path, targets: list[str], meaning: Meaning
+) -> ListedSplit:
+    return ListedSplit(
+        images, at_place(root, images, read_named), at_place(target_root, targets, meaning.read)
+    )
+
+
 def _by_key(folder: Path, end: str, suffixes: frozenset[str]) -> dict[str, str]:
     """Names without their end → names; two images of one name are an error."""
     names, others = list_files(folder, suffixes)
@@ -171,20 +231,20 @@ def _by_key(folder: Path, end: str, suffixes: frozenset[str]) -> dict[str, str]:
 
 
 def _mask_meaning(root: Path) -> Meaning:
-    listed, numbered_path = root / "classes.txt", root / "classes.json"
+    listed, with_ids = root / "classes.txt", root / "classes.json"
     if listed.is_file():
         return Meaning(classes=list(numbered(read_lines(listed), source=listed)))
-    if not numbered_path.is_file():
+    if not with_ids.is_file():
         raise FileNotFoundError(
             f'masks need class names: {root} has neither classes.json, as {{"sky": 0, "road": 1}}, nor '
             "classes.txt with a name per line, the first for id 0."
         )
-    ids = _read_json(numbered_path)
+    ids = _read_json(with_ids)
     if not ids or not all(type(value) is int and 0 <= value < IGNORED for value in ids.values()):
-        raise ValueError(f"{numbered_path} must map class names to ids from 0 to {IGNORED - 1}.")
+        raise ValueError(f"{with_ids} must map class names to ids from 0 to {IGNORED - 1}.")
     classes = sorted(ids, key=lambda name: ids[name])
     if len(set(ids.values())) != len(ids):
-        raise ValueError(f"{numbered_path} gives two classes the same id.")
+        raise ValueError(f"{with_ids} gives two classes the same id.")
     table = table_of({ids[name]: label for label, name in enumerate(classes)} | {IGNORED: IGNORED})
     return Meaning(classes=classes, table=table)
 
@@ -197,22 +257,13 @@ def _depth_meaning(root: Path, pair: Pair) -> Meaning:
         if not _positive(unit) or not (limit is None or _positive(limit)):
             raise ValueError(f"{path} must hold metres_per_unit, and may hold max_depth; both are positive.")
         return Meaning(metres_per_unit=float(unit), max_depth=limit)
-    names, _ = list_files(root / pair.targets, _TARGET_SUFFIXES)
-    if names and names[0].endswith(".npy"):
-        return Meaning(metres_per_unit=1.0)
-    if names and is_deep(root / pair.targets / names[0]):
-        return Meaning(metres_per_unit=MILLIMETRE)
+    if unit := unit_of(root / pair.targets, shallow=0.0):
+        return Meaning(metres_per_unit=unit)
     raise ValueError(
         f"{root / pair.targets} holds 8-bit depth, whose unit only you know. Write it into {path}, e.g. "
         '{"metres_per_unit": 0.0392, "max_depth": 10} where 255 is 10 m; for the 8-bit form of NYUv2 give '
         f"NYUv2:{root}."
     )
-
-
-def is_deep(path: Path) -> bool:
-    """Whether an image has more than 8 bits per value; only its header is read."""
-    with Image.open(io.BytesIO(read_named(path)), formats=FORMATS) as image:
-        return image.mode.startswith("I")
 
 
 def _positive(value: object) -> bool:

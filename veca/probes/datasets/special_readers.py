@@ -7,8 +7,7 @@ MATLAB files are data, not code: nothing in them runs. scipy reads the usual one
 import csv
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -17,27 +16,28 @@ import numpy as np
 from numpy.typing import NDArray
 
 from veca.data.folders import list_files, read_named
-from veca.probes.datasets.pairs import MILLIMETRE, FolderPairs, Meaning, Pair, find_pairs, is_deep, paired
-from veca.probes.datasets.readers import ClassFolders, files_of, first, labelled, read_lines, say_ignored
-from veca.probes.datasets.splits import (
-    IGNORED,
-    Contents,
-    ListedSplit,
-    at_place,
-    encode,
-    look_up,
-    read_depth,
+from veca.probes.datasets.pairs import (
+    MILLIMETRE,
+    FolderPairs,
+    ListedPairs,
+    Meaning,
+    Pair,
+    find_pairs,
+    paired,
     table_of,
+    unit_of,
 )
+from veca.probes.datasets.readers import ClassFolders, encode, files_of, labelled, read_lines, say_ignored
+from veca.probes.datasets.splits import IGNORED, Contents, ListedSplit, at_place, first
 
 CALTECH_TRAIN = 30  # images per class, the usual protocol
 _CALTECH_SEED = 0
 _VAL_NUMBER = re.compile(r"ILSVRC2012_val_(\d{8})\.JPEG")
 _VOC_MARKS = {"1": 1, "-1": 0, "0": IGNORED}  # 0 says difficult, which counts neither way
 _CONTEXT_VALUES = 460
-NYU_MAX, KITTI_MAX = 10.0, 80.0  # metres
+_NYU = Meaning(metres_per_unit=MILLIMETRE, max_depth=10.0)
 _NYU_UNIT = 1 / 25.5  # of 8 bits: 255 is 10 m
-_KITTI_DEPTHS = partial(read_depth, metres_per_unit=1 / 256)
+_KITTI = Meaning(metres_per_unit=1 / 256, max_depth=80.0)
 
 
 def read_imagenet(root: Path) -> Contents:
@@ -49,10 +49,12 @@ def read_kaggle_imagenet(root: Path) -> Contents:
     """ImageNet as Kaggle ships it: training images in class folders, validation labels in a table."""
     data = "ILSVRC/Data/CLS-LOC"
     train = ClassFolders({"train": f"{data}/train"})(root)
-    with (root / "LOC_val_solution.csv").open(encoding="utf-8", newline="") as file:
-        table = [(row["ImageId"], row["PredictionString"].split()[0]) for row in csv.DictReader(file)]
     labels = {name: label for label, name in enumerate(train.classes)}
-    rows = [(f"{data}/val/{name}.JPEG", labels[wnid]) for name, wnid in table]
+    with (root / "LOC_val_solution.csv").open(encoding="utf-8", newline="") as file:
+        rows = [
+            (f"{data}/val/{row['ImageId']}.JPEG", labels[row["PredictionString"].split()[0]])
+            for row in csv.DictReader(file)
+        ]
     val = labelled(root, train.classes, {"val": rows})
     return _by_number(train._replace(splits={**train.splits, **val.splits}))
 
@@ -86,9 +88,8 @@ def read_real(root: Path) -> Contents:
 
 def read_voc07(root: Path, *, classes: Sequence[str]) -> Contents:
     """VOC's multi-label form: for each class and split, a list of all images with 1, 0 or -1."""
-    return Contents(
-        list(classes), {split: _voc07(root, split, classes) for split in ("train", "val", "test")}
-    )
+    splits = ("train", "val", "test")
+    return Contents(list(classes), {split: _voc07(root, split, classes) for split in splits})
 
 
 def _voc07(root: Path, split: str, classes: Sequence[str]) -> ListedSplit:
@@ -111,8 +112,8 @@ def _voc07(root: Path, split: str, classes: Sequence[str]) -> ListedSplit:
 
 def _with_rows(root: Path, images: list[str], targets: NDArray[np.uint8], *, split: str) -> ListedSplit:
     """Any number of classes per image: 0, 1 or IGNORED for each, (n, C)."""
-    names = files_of(root, images, split=split)
-    return ListedSplit(names, at_place(root, names, read_named), lambda place: targets[place])
+    files_of(root, images, split=split)
+    return ListedSplit(images, at_place(root, images, read_named), lambda place: targets[place])
 
 
 def read_places(root: Path) -> Contents:
@@ -207,19 +208,9 @@ def read_context(root: Path, *, names: Sequence[str]) -> Contents:
         raise ValueError(f"{root / 'labels.txt'} lacks classes of the 59, e.g. {missing[0]}.")
     ids = {numbers[name]: label for label, name in enumerate(names, start=1)}
     table = table_of(ids, others=0, size=_CONTEXT_VALUES)
-
-    def read_map(path: Path) -> NDArray[np.uint8]:
-        return look_up(read_mat(path)["LabelMap"], table, path)
-
-    splits = {}
-    for split in ("train", "val"):
-        stems = read_lines(root / f"ImageSets/Main/{split}.txt")
-        images, maps = (
-            [f"JPEGImages/{stem}.jpg" for stem in stems],
-            [f"trainval/{stem}.mat" for stem in stems],
-        )
-        splits[split] = paired(root, images, root, maps, read_map, split=split)
-    return Contents(["background", *names], splits)
+    meaning = Meaning(("background", *names), table, channel=lambda path: read_mat(path)["LabelMap"])
+    lists = {split: f"ImageSets/Main/{split}.txt" for split in ("train", "val")}
+    return ListedPairs(lists, Pair("JPEGImages/{}.jpg", "trainval/{}.mat"), meaning)(root)
 
 
 def read_kitti_eigen(root: Path) -> Contents:
@@ -231,8 +222,8 @@ def read_kitti_eigen(root: Path) -> Contents:
         rows = [(line[0], line[1]) for line in lines if line[1] != "None"]
         say_ignored(path, len(lines) - len(rows), "images have no depth map and do not count")
         images, maps = [image for image, _ in rows], [_annotated(depths, name) for _, name in rows]
-        splits[split] = paired(root / "raw", images, depths, maps, _KITTI_DEPTHS, split=split)
-    return Contents([], splits, KITTI_MAX)
+        splits[split] = paired(root / "raw", images, depths, maps, _KITTI, split=split)
+    return _KITTI.contents(splits)
 
 
 def _annotated(depths: Path, name: str) -> str:
@@ -247,15 +238,12 @@ def read_kitti(root: Path) -> Contents:
     for split in ("train", "val"):
         depths = root / "data_depth_annotated" / split
         names, _ = list_files(depths)
-        images = [_raw_image(name) for name in names]
-        splits[split] = paired(root / "raw", images, depths, names, _KITTI_DEPTHS, split=split)
-    return Contents([], splits, KITTI_MAX)
-
-
-def _raw_image(depth: str) -> str:
-    """DRIVE/proj_depth/groundtruth/image_02/N.png → DATE/DRIVE/image_02/data/N.png"""
-    drive, _, _, camera, name = Path(depth).parts
-    return f"{drive[:10]}/{drive}/{camera}/data/{name}"
+        images = []
+        for name in names:  # DRIVE/proj_depth/groundtruth/image_02/N.png → DATE/DRIVE/image_02/data/N.png
+            drive, _, _, camera, file = Path(name).parts
+            images.append(f"{drive[:10]}/{drive}/{camera}/data/{file}")
+        splits[split] = paired(root / "raw", images, depths, names, _KITTI, split=split)
+    return _KITTI.contents(splits)
 
 
 def read_nyu_mat(root: Path) -> Contents:
@@ -263,22 +251,19 @@ def read_nyu_mat(root: Path) -> Contents:
     parts = read_mat(root / "splits.mat")
     path = root / "nyu_depth_v2_labeled.mat"
     file = _module("h5py", path).File(path, "r")  # locks itself, so threads may share it; axes are reversed
-    frames = {split: np.atleast_1d(parts[f"{split}Ndxs"]).astype(int).tolist() for split in ("train", "test")}
-    return Contents([], {split: _frames(file, numbers) for split, numbers in frames.items()}, NYU_MAX)
 
+    def frames(numbers: list[int]) -> ListedSplit:
+        def frame(variable: str, place: int) -> NDArray[Any]:
+            return np.ascontiguousarray(file[variable][numbers[place] - 1].T)  # (rows, columns, …)
 
-def _frames(file: Mapping[str, Any], numbers: list[int]) -> ListedSplit:
-    """Some frames of the file, numbered from 1, as MATLAB counts."""
+        return ListedSplit(
+            [f"{number:04d}" for number in numbers],
+            lambda place: encode(frame("images", place)),
+            lambda place: frame("depths", place).astype(np.float32),
+        )
 
-    def frame(variable: str, place: int) -> NDArray[Any]:
-        values: NDArray[Any] = file[variable][numbers[place] - 1].T  # (rows, columns, …)
-        return values
-
-    return ListedSplit(
-        [f"{number:04d}" for number in numbers],
-        lambda place: encode(np.ascontiguousarray(frame("images", place))),
-        lambda place: np.ascontiguousarray(frame("depths", place), dtype=np.float32),
-    )
+    found = {split: np.atleast_1d(parts[f"{split}Ndxs"]).astype(int) for split in ("train", "test")}
+    return _NYU.contents({split: frames(numbers.tolist()) for split, numbers in found.items()})
 
 
 def read_nyu_folders(root: Path) -> Contents:
@@ -286,22 +271,19 @@ def read_nyu_folders(root: Path) -> Contents:
     pairs = find_pairs(root, "depth")
     if not pairs:
         raise FileNotFoundError(f"{root} lacks images and depths of train, or of val and test.")
-    depths = root / pairs["train"].targets
-    names, _ = list_files(depths)
-    unit = MILLIMETRE if names and is_deep(depths / names[0]) else _NYU_UNIT
-    return FolderPairs(pairs, Meaning(metres_per_unit=unit, max_depth=NYU_MAX))(root)
+    unit = unit_of(root / pairs["train"].targets, shallow=_NYU_UNIT)
+    return FolderPairs(pairs, Meaning(metres_per_unit=unit, max_depth=_NYU.max_depth))(root)
 
 
 def read_nyu_scenes(root: Path) -> Contents:
     """The official split as scene folders with rgb_NNNNN.jpg and sync_depth_NNNNN.png."""
     splits = {}
-    read = partial(read_depth, metres_per_unit=MILLIMETRE)
     for split in ("train", "test"):
         names, _ = list_files(root / split)
         images = [name for name in names if Path(name).name.startswith("rgb_")]
         depths = [re.sub(r"rgb_([^/]*)\.\w+$", r"sync_depth_\1.png", name) for name in images]
-        splits[split] = paired(root / split, images, root / split, depths, read, split=split)
-    return Contents([], splits, NYU_MAX)
+        splits[split] = paired(root / split, images, root / split, depths, _NYU, split=split)
+    return _NYU.contents(splits)
 
 
 def read_mat(path: Path) -> dict[str, Any]:

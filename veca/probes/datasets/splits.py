@@ -1,27 +1,37 @@
-"""What the datasets of the probes hand on: items with their targets, in splits, on the disk until asked for.
+"""What a dataset hands on: items with their targets, in splits, on the disk until asked for.
 
-A split is a list of names and two functions of the place in it, which give the image and its target. They
-are called from any thread; opening a dataset only makes the lists.
+Before any work a split is read once: is everything there, does it fit, and which data is it? The digest
+covers images and targets byte by byte, so features of other data are never taken for these, and every problem
+is told at once, before a model runs for hours.
 """
 
-import io
-from collections.abc import Callable, Mapping, Sequence
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Literal, NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
-from PIL import Image
+from torch import Tensor
+from torch.utils.data import Subset
 
 from veca.backbones import Task
-from veca.data.decode import FORMATS
-from veca.data.folders import read_named
+from veca.data.decode import BadImage, decode_pixels, image_size
+from veca.utils.progress import progress_bar
 
 T = TypeVar("T")
 Target = int | NDArray[np.generic]
 IGNORED = 255  # a label or mask value that counts neither for training nor for the score
-UNKNOWN = -1  # in a table of class ids: a value that the dataset does not have
+MAX_METRES = 500.0  # a median beyond this is no distance in a photograph, but a matter of units
+MIN_METRES = 0.05
+MAX_UNREADABLE = 0.05  # a larger share is no accident
+_SMALL = 16  # the check decodes at a fraction of the size; damage anywhere in the file shows all the same
+_SHOWN = 5
+_CHUNK = 1024
 
 
 class Item(NamedTuple):
@@ -37,7 +47,7 @@ class Item(NamedTuple):
 
 
 class Split(Protocol):
-    """The examples of one split; nothing is read before it is asked for."""
+    """The examples of one split; nothing is read before it is asked for, from any thread."""
 
     def __len__(self) -> int: ...
 
@@ -79,6 +89,36 @@ class Contents(NamedTuple):
     max_depth: float | None = None
 
 
+class Scanned(NamedTuple):
+    """A split without its unreadable images, and what it holds."""
+
+    name: str
+    items: Split
+    unreadable: dict[str, str]  # image → reason
+    digest: str
+    counts: dict[str, int]  # class → images, or pixels of masks; for depth, measured and unmeasured pixels
+    targets: Tensor | None = None  # labels (n,) or (n, C) uint8 of a classification
+    mean_depth: float = 0.0  # metres, over measured pixels
+    max_depth: float = 0.0
+
+    @property
+    def labels(self) -> Tensor:
+        """The targets of a classification."""
+        assert self.targets is not None
+        return self.targets
+
+
+class _Seen(NamedTuple):
+    """What is kept of one item."""
+
+    place: int
+    name: str
+    digest: bytes = b""
+    found: NDArray[np.generic] = np.zeros(0)  # see _measure
+    problem: str = ""  # with the target: stops the probe
+    unreadable: str = ""  # image: left out and counted
+
+
 def at_place(root: Path, names: Sequence[str], read: Callable[[Path], T]) -> Callable[[int], T]:
     """Reads file n of a list; names are relative to the root, so that a million of them stay small."""
     return lambda place: read(root / names[place])
@@ -90,77 +130,144 @@ def with_labels(names: Sequence[str], image: Callable[[int], bytes], labels: Seq
     return ListedSplit(names, image, lambda place: int(labels[place]), labels)
 
 
-def read_mask(path: Path, *, table: NDArray[np.int64] | None = None) -> NDArray[np.generic]:
-    """Class ids as the values of an image with one channel; `table` gives the id of each value."""
-    values = read_channel(path)
-    return values if table is None else look_up(values, table, path)
+def first(names: Iterable[object], *, separator: str = ", ") -> str:
+    """The first few of many names, for a message."""
+    listed = [str(name) for name in names]
+    more = f" and {len(listed) - _SHOWN} more" if len(listed) > _SHOWN else ""
+    return (separator.join(listed[:_SHOWN]) or "none") + more
 
 
-def read_depth(path: Path, *, metres_per_unit: float) -> NDArray[np.float32]:
-    """An image of whole numbers, or metres in .npy; 0 and what is no number is unmeasured."""
-    values = _read_npy(path) if path.suffix == ".npy" else read_channel(path)
-    if values.ndim != 2 or values.dtype.kind not in "uif":
-        raise ValueError(f"{path} must hold one number per pixel; got {values.dtype} {values.shape}.")
-    metres: NDArray[np.float32] = values.astype(np.float32) * np.float32(metres_per_unit)
-    metres[~np.isfinite(metres)] = 0.0
-    return metres
+def inside(folder: Path) -> str:
+    """What a folder holds, for a message that says what it lacks."""
+    return first(sorted(path.name for path in folder.iterdir())) if folder.is_dir() else "no such folder"
 
 
-def read_channel(path: Path) -> NDArray[np.generic]:
-    """The values of an image with one channel, as stored: of a palette image the indices."""
-    with Image.open(io.BytesIO(read_named(path)), formats=FORMATS) as image:
-        if image.mode not in ("L", "P", "I", "I;16", "I;16B"):
-            raise ValueError(
-                f"{path} has mode {image.mode}; a mask or depth map has one channel of 8 or 16 bits, "
-                "not colours."
-            )
-        return np.array(image)
-
-
-def _read_npy(path: Path) -> NDArray[np.generic]:
-    data = read_named(path)
-    try:
-        # A view of the bytes that are there: np.load would make room for whatever the header claims.
-        file = io.BytesIO(data)
-        version = np.lib.format.read_magic(file)
-        read_header = (
-            np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        )
-        shape, in_columns, dtype = read_header(file)
-        if dtype.hasobject:
-            raise ValueError("it holds Python objects, which are not read")
-        order: Literal["F", "C"] = "F" if in_columns else "C"
-        values: NDArray[np.generic] = np.ndarray(shape, dtype, data, offset=file.tell(), order=order)
-    except Exception as error:  # a damaged header makes NumPy's parser fail in any way there is
-        raise ValueError(f"{path} is not an intact .npy file ({error!r}). Replace or delete it.") from None
-    return values
-
-
-def table_of(ids: Mapping[int, int], *, others: int = UNKNOWN, size: int = 256) -> NDArray[np.int64]:
-    """The class id of each stored value; `others` for values that `ids` does not name."""
-    table = np.full(size, others, dtype=np.int64)
-    for value, label in ids.items():
-        table[value] = label
-    return table
-
-
-def look_up(values: NDArray[np.generic], table: NDArray[np.int64], path: Path) -> NDArray[np.uint8]:
-    """Class ids of stored values; a value that is not in the table is an error that names it."""
-    inside = values.astype(np.int64)
-    ids = table[np.minimum(inside, len(table) - 1)]
-    wrong = (ids == UNKNOWN) | (inside >= len(table))
-    if wrong.any():
-        listed = ", ".join(map(str, np.unique(inside[wrong])[:5].tolist()))
-        known = np.flatnonzero(table != UNKNOWN)
+def scan_split(dataset: Dataset, name: str, *, quiet: bool = False) -> Scanned:
+    """Read the split `name` of a dataset once; raises one ValueError for all its problems."""
+    items, where = dataset.splits[name], f"{dataset.name}, {name}"
+    if not len(items):
+        raise ValueError(f"{where}: there are no images.")
+    everything = list(_read(dataset, items, label=f"check {name}", quiet=quiet))
+    if problems := [f"{one.name}: {one.problem}" for one in everything if one.problem]:
         raise ValueError(
-            f"{path} has unknown ids: {listed}; known are {len(known)} from {known[0]} to {known[-1]}. "
-            "It may be of another dataset, or of another version of this one."
+            f"{where}: {len(problems)} of {len(items)} items cannot be used: "
+            f"{first(problems, separator='; ')}. Fix these files and run again."
         )
-    return ids.astype(np.uint8)
+    unreadable = {one.name: one.unreadable for one in everything if one.unreadable}
+    if unreadable:
+        _judge_unreadable(unreadable, total=len(items), where=where, quiet=quiet)
+        everything = [one for one in everything if not one.unreadable]
+        items = Subset(items, [one.place for one in everything])  # type: ignore[arg-type]  # any sequence
+    digest = hashlib.sha256(b"".join(one.digest for one in everything)).hexdigest()
+    scanned = Scanned(name, items, unreadable, digest, {})
+    found = torch.from_numpy(np.stack([one.found for one in everything]))
+    if dataset.task == "depth":
+        return _sum_up_depths(scanned, found, dataset, where)
+    if dataset.task == "segment":
+        totals = found.sum(0).tolist()
+        return scanned._replace(counts=dict(zip([*dataset.classes, "(ignored)"], totals, strict=True)))
+    counts = (found == 1).sum(0) if found.ndim == 2 else found.bincount(minlength=len(dataset.classes))
+    return scanned._replace(counts=dict(zip(dataset.classes, counts.tolist(), strict=True)), targets=found)
 
 
-def encode(pixels: NDArray[np.uint8]) -> bytes:
-    """An image (H, W, 3) as a file: BMP, which costs no time and loses nothing."""
-    file = io.BytesIO()
-    Image.fromarray(pixels).save(file, "BMP")
-    return file.getvalue()
+def describe(scanned: Scanned, task: Task) -> str:
+    """One line for the reader: how much of what."""
+    line, counts = f"{scanned.name}: {len(scanned.items)} images, ", dict(scanned.counts)
+    if task == "depth":
+        return f"{line}{counts['measured']:,} measured pixels, {counts['unmeasured']:,} others"
+    ignored = counts.pop("(ignored)", None)
+    least, most = min(counts.values()), max(counts.values())
+    line += f"{len(counts)} classes of " + (f"{least:,}–{most:,}" if least < most else f"{least:,}")
+    line += " images" if ignored is None else f" pixels, {ignored:,} pixels ignored"
+    absent = [name for name, count in counts.items() if not count]
+    return line + (f"; absent: {first(absent)}" if absent else "")
+
+
+def _read(dataset: Dataset, items: Split, *, label: str, quiet: bool) -> Iterator[_Seen]:
+    look = partial(_look, items, task=dataset.task, num_classes=len(dataset.classes))
+    with ThreadPoolExecutor() as pool, progress_bar(label, len(items), unit="image", quiet=quiet) as progress:
+        for start in range(0, len(items), _CHUNK):  # bounds the answers that wait
+            for one in pool.map(look, range(start, min(start + _CHUNK, len(items)))):
+                progress.update()
+                yield one
+
+
+def _look(items: Split, place: int, *, task: Task, num_classes: int) -> _Seen:
+    seen = _Seen(place, f"item {place}")
+    try:
+        item = items[place]
+        digest = hashlib.sha256(item.image)
+        digest.update(np.asarray(item.target).tobytes())
+        seen = seen._replace(name=item.name, digest=digest.digest())
+        try:
+            decode_pixels(item.image, short_side=_SMALL)
+        except BadImage as error:
+            return seen._replace(unreadable=str(error))
+        return seen._replace(found=_measure(item, task, num_classes))
+    except (ValueError, OSError) as error:
+        return seen._replace(problem=str(error))
+
+
+def _measure(item: Item, task: Task, num_classes: int) -> NDArray[np.generic]:
+    """What counts of a target: its label or labels; the pixels of each class and those ignored; or of depths
+    the pixels, those measured, and their sum, median and largest. ValueError says what is wrong with it."""
+    target = item.target
+    if not isinstance(target, np.ndarray):
+        if not 0 <= target < num_classes:
+            raise ValueError(f"label {target} is no class")
+        return np.asarray(target)
+    if task not in ("segment", "depth"):
+        if target.shape != (num_classes,) or not np.isin(target, (0, 1, IGNORED)).all():
+            raise ValueError(f"labels must be 0, 1 or {IGNORED} for each of {num_classes} classes")
+        return target.astype(np.uint8)
+    width, height = image_size(item.image)
+    if target.shape != (height, width):
+        kind, (rows, columns) = "mask" if task == "segment" else "depth map", target.shape
+        raise ValueError(f"its {kind} has {columns}×{rows} pixels, the image {width}×{height}")
+    return _class_pixels(target, num_classes) if task == "segment" else _depths(target)
+
+
+def _class_pixels(mask: NDArray[np.generic], num_classes: int) -> NDArray[np.int64]:
+    ids, numbers = np.unique(mask, return_counts=True)
+    if unknown := [int(value) for value in ids if value >= num_classes and value != IGNORED]:
+        listed = ", ".join(map(str, unknown[:_SHOWN]))
+        raise ValueError(f"mask has unknown ids {listed}; known are 0 to {num_classes - 1}")
+    pixels = np.zeros(num_classes + 1, dtype=np.int64)
+    pixels[np.where(ids == IGNORED, num_classes, ids).astype(np.int64)] = numbers
+    return pixels
+
+
+def _depths(depth: NDArray[np.generic]) -> NDArray[np.float64]:
+    metres = depth.astype(np.float64)
+    if not np.isfinite(metres).all() or metres.min() < 0:
+        raise ValueError("depth has values that are negative or not finite; 0 says unmeasured")
+    measured = metres[metres > 0]
+    numbers = (measured.sum(), np.median(measured), measured.max()) if len(measured) else (0, 0, 0)
+    return np.array([metres.size, len(measured), *numbers], dtype=np.float64)
+
+
+def _judge_unreadable(unreadable: dict[str, str], *, total: int, where: str, quiet: bool) -> None:
+    """Say what is left out; refuse when it is too much."""
+    named = first((f"{name} ({reason})" for name, reason in unreadable.items()), separator="; ")
+    summary = f"{where}: {len(unreadable)} of {total} images are unreadable"
+    if len(unreadable) > max(1, MAX_UNREADABLE * total) or len(unreadable) == total:
+        raise ValueError(f"{summary}, more than {MAX_UNREADABLE:.0%}: {named}. Replace or delete them.")
+    if not quiet:
+        print(f"{summary} and left out: {named}")
+
+
+def _sum_up_depths(scanned: Scanned, found: Tensor, dataset: Dataset, where: str) -> Scanned:
+    pixels, measured, totals, medians, largest = found.T
+    number = int(measured.sum())
+    if not number:
+        raise ValueError(f"{where}: no pixel has a measured depth; 0 says unmeasured.")
+    middle, limit = float(np.median(medians[measured > 0])), dataset.max_depth or MAX_METRES
+    if not MIN_METRES <= middle <= limit:
+        unit = "millimetres" if middle > limit else "kilometres, or scaled to 1"
+        raise ValueError(
+            f"{where}: depth must be in metres; the median of {middle:.4g} looks like {unit}. "
+            f"Convert the files, or state their unit (medians from {MIN_METRES} to {limit:g} are accepted)."
+        )
+    counts = {"measured": number, "unmeasured": int(pixels.sum()) - number}
+    mean = sum(totals.tolist()) / number
+    return scanned._replace(counts=counts, mean_depth=mean, max_depth=float(largest.max()))

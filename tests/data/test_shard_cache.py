@@ -11,10 +11,10 @@ import pytest
 
 from tests.data.conftest import MakeShards
 from tests.data.server import corrupt, cut_off, serve
-from veca.data.download import Downloader
+from veca.data.index import Shard, check_shards, open_sources
 from veca.data.reader import ShardReader
-from veca.data.remote import ShardCache
-from veca.data.sources import Shard, check_shards, open_sources
+from veca.data.shard_cache import ShardCache
+from veca.data.transport import Downloader
 
 pytestmark = pytest.mark.timeout(60)
 

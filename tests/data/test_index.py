@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.data.conftest import MakeShards
-from veca.data.sources import check_shards, fingerprint, open_sources
+from veca.data.index import check_shards, fingerprint, open_sources
 
 
 def test_every_broken_shard_is_listed_at_once(make_shards: MakeShards) -> None:

@@ -18,8 +18,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from veca.data.download import Downloader
-from veca.data.index import ShardInfo, max_offsets_bytes
+from veca.data.index import ShardInfo
+from veca.data.transport import Downloader
 from veca.utils.files import atomic_path
 
 _OFFSETS = ".offsets.npy"
@@ -33,12 +33,8 @@ class ShardCache:
     """Local copies of remote shards, at most `max_bytes` of them.
 
     The least recently opened shards go first; one that any process has open stays. Where every shard is in
-    use, a shard that is needed now is still fetched, one that is only prefetched is not.
-
-    Args:
-        folder: Where the copies lie; on a disk of the machine itself.
-        max_bytes: Bound on the bytes of all shards, part files included.
-        downloader: How files are fetched.
+    use, a shard that is needed now is still fetched, one that is only prefetched is not. The bound includes
+    part files; the folder is to lie on a disk of the machine itself.
     """
 
     def __init__(
@@ -59,7 +55,7 @@ class ShardCache:
         It carries a shared lock until it is closed, so the shard stays while it is read.
         """
         while True:
-            self._fetch(url, info, needed_now=True)
+            self.fetch(url, info, needed_now=True)
             with contextlib.suppress(FileNotFoundError):  # evicted since: fetch it again
                 descriptor = os.open(self.path(info), os.O_RDONLY)
                 fcntl.flock(descriptor, fcntl.LOCK_SH)
@@ -70,8 +66,9 @@ class ShardCache:
         """The local copy of a shard's offsets; it goes when the shard goes, so open the shard first."""
         path = self.path(info).with_suffix(_OFFSETS)
         if not path.exists():
+            most = 8 * (info.samples + 1) + 4096  # the numbers, and a header
             with atomic_path(path) as temporary:
-                temporary.write_bytes(self.downloader.read(url, max_bytes=max_offsets_bytes(info.samples)))
+                temporary.write_bytes(self.downloader.read(url, max_bytes=most))
         return path
 
     def prefetch(self, shards: Wanted) -> None:
@@ -85,18 +82,17 @@ class ShardCache:
         self._wanted = list(shards)
         if self._queue is None:
             self._queue = queue.SimpleQueue()
-            threading.Thread(target=_prefetch_loop, args=(self, self._queue), daemon=True).start()
+            threading.Thread(target=self._prefetch_loop, args=(self._queue,), daemon=True).start()
         self._queue.put(self._wanted)
-
-    def fetch(self, url: str, info: ShardInfo) -> bool:
-        """Fetch a shard unless another process is at it or the cache is full of shards in use."""
-        return self._fetch(url, info, needed_now=False)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_queue": None, "_wanted": ()}
 
-    def _fetch(self, url: str, info: ShardInfo, *, needed_now: bool) -> bool:
-        """Make the local copy exist. One process downloads; the others wait, or go on if prefetching."""
+    def fetch(self, url: str, info: ShardInfo, *, needed_now: bool = False) -> bool:
+        """Make the local copy exist. One process downloads, and the others wait for it.
+
+        A shard that is not `needed_now` is left to that process, or out of a cache full of shards in use.
+        """
         path = self.path(info)
         if path.exists():
             return True
@@ -113,6 +109,16 @@ class ShardCache:
             finally:
                 part.unlink(missing_ok=True)
         return path.exists()
+
+    def _prefetch_loop(self, wanted: "queue.SimpleQueue[Wanted]") -> None:
+        while True:
+            for url, info in wanted.get():
+                try:
+                    self.fetch(url, info)
+                except OSError as error:  # the reader meets the same error if it lasts, and stops the run
+                    log.warning("prefetching failed: %s", error)
+                if not wanted.empty():
+                    break
 
     def _make_room(self, file: IO[bytes], size: int, *, needed_now: bool) -> bool:
         """Evict until `size` more bytes fit, and reserve them as the length of the part file."""
@@ -138,17 +144,6 @@ class ShardCache:
                 status = path.stat()
                 found.append((status.st_mtime_ns, path, status.st_size))
         return [(path, size) for _, path, size in sorted(found)]
-
-
-def _prefetch_loop(cache: ShardCache, wanted: "queue.SimpleQueue[Wanted]") -> None:
-    while True:
-        for url, info in wanted.get():
-            try:
-                cache.fetch(url, info)
-            except OSError as error:  # the reader meets the same error if it lasts, and stops the run
-                log.warning("prefetching failed: %s", error)
-            if not wanted.empty():
-                break
 
 
 def _evict(path: Path) -> int:

@@ -3,8 +3,7 @@
 import pytest
 
 from tests.probes.fakes import FakeModel, planted
-from veca.backbones import Task
-from veca.probes.settings import Grid, Numbers, choose_grid, fitting_grid, split_names
+from veca.backbones import Grid, Numbers, Task, choose_grid, fitting_grid, split_names
 
 MODEL = FakeModel("m", planted, 16, tuple(range(8, 65, 8)))
 FIXED = FakeModel("peer", planted, 14)

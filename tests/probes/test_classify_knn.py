@@ -14,8 +14,8 @@ from torch import Tensor
 
 from tests.probes.fakes import Install, label_data
 from veca import Veca
-from veca.probes import knn as knn_module
-from veca.probes.knn import classify, knn
+from veca.probes import classify as knn_module
+from veca.probes.classify import classify, knn
 
 
 def slow_classify(train: Tensor, labels: Tensor, queries: Tensor, *, k: int) -> list[int]:

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from tests.probes.fakes import Install, MemorySplit, label_data, label_items
+from veca.probes.classify import hit_share, linear, mean_precision
 from veca.probes.datasets.splits import IGNORED, Dataset, Item
-from veca.probes.linear import hit_share, linear, mean_precision
 
 
 def run(model: str, out: Path, **options: object) -> list[dict[str, object]]:

@@ -8,6 +8,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
@@ -40,40 +41,29 @@ def is_url(location: str) -> bool:
     return False
 
 
+@dataclass(frozen=True, kw_only=True)
 class Downloader:
-    """GET and HEAD with time-outs, and retries that wait longer each time.
+    """GET and HEAD; all times are in seconds."""
 
-    Args:
-        timeout: Seconds without a byte after which a connection is given up.
-        attempts: How often a request is tried before the run stops.
-        backoff: Seconds before the second attempt; doubled before each further one.
-        patience: Seconds of waiting after which a connection that brought less than `MIN_RATE` is given up.
-    """
-
-    def __init__(
-        self, *, timeout: float = 30.0, attempts: int = 5, backoff: float = 0.5, patience: float = 60.0
-    ) -> None:
-        self.timeout = timeout
-        self.attempts = attempts
-        self.backoff = backoff
-        self.patience = patience
+    timeout: float = 30.0  # without a byte, after which a connection is given up
+    attempts: int = 5  # how often a request is tried before the run stops
+    backoff: float = 0.5  # before the second attempt; doubled before each further one
+    patience: float = 60.0  # of waiting, after which one that brought less than `MIN_RATE` is given up
 
     def read(self, url: str, *, max_bytes: int) -> bytes:
         """The content of a small file, which may have `max_bytes`."""
 
         def read() -> bytes:
             with self._open(url, "GET") as response:
-                if response.length is None:
-                    content = response.read(max_bytes + 1)
-                elif response.length <= max_bytes:
-                    content = response.read()  # this one notices an end before the length that was stated
-                else:
-                    content = None
-            if content is None or len(content) > max_bytes:
+                content = response.read(max_bytes + 1)
+                missing = response.length  # None where none was stated
+            if len(content) > max_bytes:
                 raise ValueError(
                     f"{url} has more than {max_bytes:,} bytes, the most that is read of such a file. Is it "
                     "a file of `make shards`? One of many more shards is to be made as several sources."
                 )
+            if missing:
+                raise OSError(f"{len(content)} bytes arrived, and {missing} more were announced")
             return content
 
         return self._with_retries(read, url)
@@ -84,11 +74,8 @@ class Downloader:
         def head() -> str | None:
             with self._open(url, "HEAD") as response:
                 length = response.headers.get("Content-Length")
-            return (
-                f"{url}: {length} bytes, but the index says {size}"
-                if length not in (None, str(size))
-                else None
-            )
+            fits = length in (None, str(size))
+            return None if fits else f"{url}: {length} bytes, but the index says {size}"
 
         try:
             return self._with_retries(head, url)
@@ -97,22 +84,23 @@ class Downloader:
 
     def save(self, url: str, file: IO[bytes], *, size: int, sha256: str) -> None:
         """Write a remote file over `file`; raise unless it is the one the index names."""
-        self._with_retries(lambda: self._save_once(url, file, size=size, sha256=sha256), url)
 
-    def _save_once(self, url: str, file: IO[bytes], *, size: int, sha256: str) -> None:
-        file.seek(0)
-        digest, received = hashlib.sha256(), 0
-        with self._open(url, "GET") as response:
-            while received <= size and (chunk := response.read(_CHUNK)):
-                received += len(chunk)
-                digest.update(chunk)
-                file.write(chunk)
-        file.truncate(size)
-        file.flush()
-        if received != size:
-            raise OSError(f"{received} bytes arrived, but the index says {size}")
-        if digest.hexdigest() != sha256:
-            raise OSError(f"the content has sha256 {digest.hexdigest()}, but the index says {sha256}")
+        def save() -> None:
+            file.seek(0)
+            digest, received = hashlib.sha256(), 0
+            with self._open(url, "GET") as response:
+                while received <= size and (chunk := response.read(_CHUNK)):
+                    received += len(chunk)
+                    digest.update(chunk)
+                    file.write(chunk)
+            file.truncate(size)
+            file.flush()
+            if received != size:
+                raise OSError(f"{received} bytes arrived, but the index says {size}")
+            if digest.hexdigest() != sha256:
+                raise OSError(f"the content has sha256 {digest.hexdigest()}, but the index says {sha256}")
+
+        self._with_retries(save, url)
 
     def _open(self, url: str, method: str) -> http.client.HTTPResponse:
         assert url.startswith(SCHEMES)  # urllib would also open file: and ftp:
@@ -179,17 +167,17 @@ class _Http(urllib.request.HTTPHandler):
     https_request = urllib.request.HTTPHandler.http_request  # the same headers for both
 
     def http_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
-        return self.do_open(partial(self._connect, http.client.HTTPConnection), req)
+        def connect(host: str, **options: Any) -> http.client.HTTPConnection:
+            secure = req.type == "https"
+            connection = (http.client.HTTPSConnection if secure else http.client.HTTPConnection)(
+                host, **options
+            )
+            connection.response_class = partial(_Response, patience=self.patience)  # type: ignore[assignment]
+            return connection
 
-    def https_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
-        return self.do_open(partial(self._connect, http.client.HTTPSConnection), req)
+        return self.do_open(connect, req)
 
-    def _connect(
-        self, kind: type[http.client.HTTPConnection], host: str, **options: Any
-    ) -> http.client.HTTPConnection:
-        connection = kind(host, **options)
-        connection.response_class = partial(_Response, patience=self.patience)  # type: ignore[assignment]
-        return connection
+    https_open = http_open
 
 
 class _Response(http.client.HTTPResponse):

@@ -11,7 +11,7 @@ from veca import preprocess
 from veca.data.decode import decode
 from veca.data.views import normalise
 from veca.probes.datasets.splits import Item
-from veca.probes.views import CentreView, Window, Windows, cover, sample_target
+from veca.probes.features import CentreView, Window, Windows, cover, sample_target
 
 
 @pytest.mark.parametrize("size", [(64, 64), (100, 64), (64, 131), (640, 20), (17, 500)])

@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.data.server import Fault, corrupt, cut_off, redirect, serve, too_long, trickle, unavailable
-from veca.data.download import Downloader, is_url
-from veca.data.index import load_index
-from veca.data.sources import open_sources
+from veca.data.index import load_index, open_sources
+from veca.data.transport import Downloader, is_url
 
 CONTENT = bytes(range(256)) * 40
 SUM = hashlib.sha256(CONTENT).hexdigest()
@@ -127,8 +126,7 @@ def test_no_more_is_read_than_a_small_file_has(folder: Path, stated: bool) -> No
 @pytest.mark.timeout(30)
 def test_an_index_is_bounded_near_and_far(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "index.json").write_bytes(CONTENT)
-    for module in ("index", "sources"):
-        monkeypatch.setattr(f"veca.data.{module}.MAX_INDEX_BYTES", 1000)
+    monkeypatch.setattr("veca.data.index.MAX_INDEX_BYTES", 1000)
     with pytest.raises(ValueError, match=r"index.json has 10,240 bytes, but an index has at most 1,000"):
         load_index(folder)
     with serve(folder) as (url, _), pytest.raises(ValueError, match=r"index.json has more than 1,000 bytes"):

@@ -11,8 +11,16 @@ from torch.nn import functional as F
 
 from tests.teachers.models import CLIP_MEAN, CLIP_STD, build, normalise, save
 from veca import Veca
-from veca.backbones.models import PEERS, ProbedModel, open_model, random_model
-from veca.backbones.networks import MapNetwork, PixelsNetwork, RadioNetwork, TokenNetwork
+from veca.backbones import (
+    PEERS,
+    MapNetwork,
+    PixelsNetwork,
+    ProbedModel,
+    RadioNetwork,
+    TokenNetwork,
+    open_model,
+    random_model,
+)
 from veca.data import views as pixels
 from veca.teachers import OfflineTeacher
 
@@ -83,7 +91,7 @@ def test_cnn_gives_its_last_map(tmp_path: Path) -> None:
     with torch.no_grad():
         output = model(normalise(images, CLIP_MEAN, CLIP_STD))
     features = found.at(None)(images)
-    assert isinstance(found.network, MapNetwork)
+    assert isinstance(found, MapNetwork)
     assert (found.patch_size, features.grid, features.has_cls) == (32, (2, 4), False)
     close(features.cls, output.pooler_output)
     close(features.patches, output.last_hidden_state.flatten(2).transpose(1, 2))
@@ -145,7 +153,7 @@ def test_remote_code_runs_only_when_allowed(tmp_path: Path, monkeypatch: pytest.
     found = open_model(f"c-radiov3-b:{folder}", allow_remote_code=True)
     images = random_images(32, 48)
     features = found.at(None)(images)
-    assert isinstance(found.network, RadioNetwork)
+    assert isinstance(found, RadioNetwork)
     close(features.patches, conv(images / 255).flatten(2).transpose(1, 2))
     assert (features.cls.shape, features.grid) == ((2, 12), (2, 3))
 
@@ -289,6 +297,6 @@ def test_seed_where_there_is_nothing_to_draw() -> None:
 
 
 def test_networks_are_chosen_by_what_the_model_gives(tmp_path: Path) -> None:
-    assert isinstance(open_model("pixels").network, PixelsNetwork)
+    assert isinstance(open_model("pixels"), PixelsNetwork)
     vit = build("ViT", image_size=32)
-    assert isinstance(open_model(f"hf:{save(vit, tmp_path)}").network, TokenNetwork)
+    assert isinstance(open_model(f"hf:{save(vit, tmp_path)}"), TokenNetwork)

@@ -6,8 +6,7 @@ import torch
 
 from tests.probes.fakes import MemorySplit, coloured, label_items, map_items
 from veca.backbones import Task
-from veca.probes.datasets.splits import IGNORED, Dataset, Item
-from veca.probes.scan import describe, scan_split
+from veca.probes.datasets.splits import IGNORED, Dataset, Item, describe, scan_split
 
 CLASSES = ["sky", "road", "car"]
 
@@ -23,7 +22,7 @@ def mask_item(target: np.ndarray, *, size: tuple[int, int] | None = None) -> Ite
 def test_masks_are_counted() -> None:
     mask = np.array([[0, 0, 1], [IGNORED, 1, 1]], dtype=np.uint8)
     scanned = scan_split(dataset([mask_item(mask), mask_item(mask)]), "train")
-    assert scanned.scan.counts == {"sky": 4, "road": 6, "car": 0, "(ignored)": 2}
+    assert scanned.counts == {"sky": 4, "road": 6, "car": 0, "(ignored)": 2}
     assert describe(scanned, "segment") == (
         "train: 2 images, 3 classes of 0–6 pixels, 2 pixels ignored; absent: car"
     )
@@ -32,20 +31,20 @@ def test_masks_are_counted() -> None:
 def test_labels_are_counted_and_kept() -> None:
     data = dataset(label_items([2, 0, 2]).items, "classify")
     scanned = scan_split(data, "train")
-    assert scanned.scan.counts == {"sky": 1, "road": 0, "car": 2}
-    assert scanned.scan.targets is not None
-    assert scanned.scan.targets.tolist() == [2, 0, 2]
+    assert scanned.counts == {"sky": 1, "road": 0, "car": 2}
+    assert scanned.targets is not None
+    assert scanned.targets.tolist() == [2, 0, 2]
 
 
 def test_the_digest_is_that_of_images_and_targets() -> None:
     items = map_items(3, num_classes=3, seed=0, size=(8, 8)).items
-    first = scan_split(dataset(items), "train").scan.digest
-    assert scan_split(dataset(list(items)), "train").scan.digest == first
+    first = scan_split(dataset(items), "train").digest
+    assert scan_split(dataset(list(items)), "train").digest == first
     other = items[1].target.copy()
     other[0, 0] = (other[0, 0] + 1) % 3
     changed = [items[0], items[1]._replace(target=other), items[2]]
-    assert scan_split(dataset(changed), "train").scan.digest != first
-    assert scan_split(dataset(items[::-1]), "train").scan.digest != first
+    assert scan_split(dataset(changed), "train").digest != first
+    assert scan_split(dataset(items[::-1]), "train").digest != first
 
 
 @pytest.mark.parametrize(
@@ -76,7 +75,7 @@ def depth_item(metres: list[list[float]]) -> Item:
 
 
 def test_depth_is_summed_up() -> None:
-    scan = scan_split(dataset([depth_item([[0, 2.0], [4.0, 3.0]])], "depth"), "train").scan
+    scan = scan_split(dataset([depth_item([[0, 2.0], [4.0, 3.0]])], "depth"), "train")
     assert scan.counts == {"measured": 3, "unmeasured": 1}
     assert (scan.mean_depth, scan.max_depth) == (3.0, 4.0)
 
@@ -105,7 +104,7 @@ def test_unreadable_images_are_left_out_and_named(capsys: pytest.CaptureFixture[
     assert len(scanned.items) == 3
     assert scanned.items[1].name == items[2].name
     assert list(scanned.unreadable) == ["bad.png"]
-    assert torch.equal(scanned.scan.targets, torch.tensor([0, 2, 0]))
+    assert torch.equal(scanned.targets, torch.tensor([0, 2, 0]))
     assert "data, train: 1 of 4 images are unreadable and left out: bad.png (" in capsys.readouterr().out
 
 
