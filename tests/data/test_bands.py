@@ -105,7 +105,7 @@ def test_a_damaged_tile_is_named(tmp_path: Path, picture: Pixels) -> None:
     data = bytearray(path.read_bytes())
     data[offset : offset + 40] = bytes(40)
     path.write_bytes(data)
-    with pytest.raises(ValueError, match=r"a.tif: tile 5 is damaged"):
+    with pytest.raises(ValueError, match=r"damaged: .*a.tif: tile 5: "):
         read_all(path)
 
 

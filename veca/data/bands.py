@@ -36,7 +36,7 @@ class Bands(NamedTuple):
 
 @contextmanager
 def open_bands(path: Path | str, *, max_pixels: int = MAX_PIXELS) -> Iterator[Bands]:
-    """An open image of at most `max_pixels`; ValueError says what to do with one that cannot be read."""
+    """An open image of at most `max_pixels`; BadImage says what to do with one that cannot be read."""
     path = Path(path)
     check_regular(path)
     with path.open("rb") as file:
@@ -45,7 +45,8 @@ def open_bands(path: Path | str, *, max_pixels: int = MAX_PIXELS) -> Iterator[Ba
         try:
             bands = _open_tiff(path, max_pixels, stack) if is_tiff else _open_vips(path, max_pixels)
         except BadImage as error:
-            raise ValueError(f"{path}: {error}") from None
+            detail = str(error).removeprefix(f"{error.reason}: ")
+            raise BadImage(error.reason, f"{path}: {detail}") from None
         yield bands
 
 
@@ -118,9 +119,7 @@ class _Strips:
         try:
             tile, _, _ = decode(file.read(count), index, jpegtables=tables)
         except Exception as error:  # damaged data raises nearly anything inside a decoder
-            raise ValueError(
-                f"{file.path}: tile {index} is damaged: {error!r}. Make the file again."
-            ) from None
+            raise BadImage("damaged", f"{file.path}: tile {index}: {error!r}") from None
         found: NDArray[Any] = tile[0]
         return found
 
@@ -194,7 +193,7 @@ def _open_vips(path: Path, max_pixels: int) -> Bands:
         try:
             data = region.fetch(0, top, image.width, bottom - top)
         except pyvips.Error as error:
-            raise ValueError(f"{path}: {' '.join(str(error).split())}. Make the file again.") from None
+            raise BadImage("damaged", f"{path}: {' '.join(str(error).split())}") from None
         return np.frombuffer(data, np.uint8).reshape(bottom - top, image.width, 3).copy()  # writable
 
     return Bands(image.width, image.height, 3 * image.width * 1024, read)  # libvips keeps some lines

@@ -110,7 +110,9 @@ class RunningAttention(NamedTuple):
 
 def embed(model: "Veca", pixels: Tensor) -> Tensor:
     """Patch embeddings (…, D) of flat crops (…, 3·p·p)."""
-    return F.linear(pixels, model.patch_embed.weight.flatten(1), model.patch_embed.bias)
+    weight = model.patch_embed.weight
+    # Autocast would leave the whole residual stream in half precision: in the forward, cores lift it.
+    return F.linear(pixels, weight.flatten(1), model.patch_embed.bias).to(weight.dtype)
 
 
 def run_patches(block: Block, patches: Tensor, turns: Tensor, keys: Tensor, values: Tensor) -> Tensor:

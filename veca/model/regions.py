@@ -39,7 +39,7 @@ def remember(model: "Veca", images: Tensor, budget: int | None = None) -> Memory
     budget = model._check_budget(budget)
     embedded = model.patch_embed(images)
     rows, cols = embedded.shape[-2:]
-    patches = embedded.flatten(2).transpose(1, 2)
+    patches = embedded.flatten(2).transpose(1, 2).to(model.patch_embed.weight.dtype)
     corners = grid_corners((rows, cols), patch_size=1).to(images.device)
     cores = Cores(model, budget=budget, batch=len(images))
     places = centres(corners, (rows, cols), dtype=cores.precision)
