@@ -14,7 +14,7 @@ import torch
 from torch.nn import functional as F
 
 from veca.figures.inputs import dense_features, open_models, read_view, veca_of
-from veca.figures.sheet import Row, Tile, draw_sheet, save
+from veca.figures.sheet import Tile, TileRow, draw_sheet, save
 from veca.flops import student_flops
 from veca.model import Veca
 from veca.utils.maps import joint_colours
@@ -39,7 +39,7 @@ def draw(model: str, photo: Path, out: Path) -> None:
         flops = student_flops(counted, resolution=RESOLUTION, budget=budget)
         columns.append(f"{budget} cores, {flops / 1e9:.1f} GFLOPs\nattention {pairs:.1%} of full")
     shown = F.avg_pool2d(view[0].float(), 4).round().byte()  # a small file
-    row = Row("", [Tile(shown.permute(1, 2, 0).numpy()), *map(Tile, colours)])
+    row = TileRow("", [Tile(shown.permute(1, 2, 0).numpy()), *map(Tile, colours)])
     figure = draw_sheet([row], title="One set of weights, three budgets", columns=columns, side=1.6)
     save(figure, out)
 

@@ -99,7 +99,7 @@ RECIPES = Path(__file__).resolve().parents[1] / "recipes"
 STORED = {
     path.stem: targets
     for path in sorted(RECIPES.glob("*.yaml"))
-    if (targets := yaml.safe_load(path.read_text()).get("data", {}).get("targets"))
+    if (targets := load_recipe(path.stem)["data"].get("targets"))
 }
 
 

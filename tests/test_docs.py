@@ -234,8 +234,6 @@ def run_command(command: Command) -> list[str]:
 def test_small_commands_run(command: Command, world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if verb_of(command) == "export":
         pytest.importorskip("onnxscript", reason="the export extra is not installed")
-    if verb_of(command).startswith("figures"):
-        pytest.importorskip("matplotlib", reason="the figures extra is not installed")
     monkeypatch.chdir(world)
     words = run_command(command)
     if "--out" in words:

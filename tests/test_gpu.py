@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.training import make_data, make_model, make_trainer
-from veca.train.budgets import BroadcastBudgetStrategy
+from veca.train.ddp import BroadcastBudgetStrategy
 
 pytestmark = pytest.mark.gpu
 

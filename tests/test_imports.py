@@ -17,7 +17,6 @@ LEVELS = [
 ]
 LEVEL = {room: number for number, rooms in enumerate(LEVELS) for room in rooms}
 FRIENDS = [{"types", "model", "data"}, LEVELS[2]]  # may lean on each other; others on a level may not
-FORWARDING = {"teacher", "run"}  # former places of public names
 DATA_STAGE = {"utils", "data", "teachers", "types", "card"}  # the card says what a teacher's licence is
 MAY_IMPORT_DATA_STAGE = {"cli", "bench"}
 
@@ -43,7 +42,7 @@ def test_rooms_use_what_is_below_them() -> None:
     problems = []
     for path in sorted((ROOT / "veca").rglob("*.py")):
         where = path.relative_to(ROOT / "veca").with_suffix("").parts[0]
-        if where == "__init__" or where in FORWARDING:
+        if where == "__init__":
             continue
         assert where in LEVEL, f"{path}: give the new room {where!r} its place in LEVELS"
         for name in imports(path):

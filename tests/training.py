@@ -12,7 +12,7 @@ from veca.data.datamodule import ShardDataModule
 from veca.data.resolutions import Phase, ResolutionSchedule
 from veca.optim.settings import Optimization
 from veca.teachers import OfflineTeacher
-from veca.train.budgets import BroadcastBudgetStrategy
+from veca.train.ddp import BroadcastBudgetStrategy
 from veca.train.distill import Distill
 from veca.types import Batch, Targets
 

@@ -3,11 +3,13 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from veca.utils.imports import find_former_places
+
 if TYPE_CHECKING:
     from veca.checkpoint import load_model
     from veca.data.views import preprocess
     from veca.model import Veca, create_model
-    from veca.model.packaged import list_models
+    from veca.model.sizes import list_models
     from veca.types import Features
 
 __version__ = "0.1.0"
@@ -17,7 +19,7 @@ _HOMES = {
     "Features": "veca.types",
     "Veca": "veca.model",
     "create_model": "veca.model",
-    "list_models": "veca.model.packaged",
+    "list_models": "veca.model.sizes",
     "load_model": "veca.checkpoint",
     "preprocess": "veca.data.views",
 }
@@ -28,3 +30,6 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'veca' has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)
+
+
+find_former_places()

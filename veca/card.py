@@ -56,8 +56,11 @@ def _recipe_facts(path: Path) -> dict[str, str]:
         recipe = yaml.safe_load(path.read_text(encoding="utf-8"))
         model, data, trainer = recipe["model"], recipe["data"], recipe["trainer"]
         facts = _target_facts(model.get("teacher"), data.get("targets"))
-        facts["data"] = _data(data["sources"])
-        facts["budgets in training"] = _weights(model["budgets"])
+        folders = data["sources"] if isinstance(data["sources"], dict) else [data["sources"]]
+        # Folder names, not paths: the rest is nobody's business.
+        facts["data"] = ", ".join(Path(str(folder)).name for folder in folders)
+        weights = (f"{budget} (weight {weight:g})" for budget, weight in model["budgets"].items())
+        facts["budgets in training"] = ", ".join(weights)
         phases = data["resolutions"]["phases"]
         sizes = sorted({size for phase in phases for size in phase["probabilities"]})
         facts["resolutions in training"] = ", ".join(map(str, sizes))
@@ -93,16 +96,6 @@ def _stored_facts(source: TargetsSource) -> dict[str, str]:
     if isinstance(record, dict) and "teacher" in record:
         return {str(name): str(fact) for name, fact in record.items()}
     return teacher_facts(cache.spec.teacher) if cache.spec.teacher else dict(UNKNOWN_TEACHER)
-
-
-def _data(sources: Any) -> str:
-    """Folder names, not paths: the rest is nobody's business."""
-    folders = sources if isinstance(sources, dict) else {sources: 1.0}
-    return ", ".join(Path(str(folder)).name for folder in folders)
-
-
-def _weights(budgets: dict[int, float]) -> str:
-    return ", ".join(f"{budget} (weight {weight:g})" for budget, weight in budgets.items())
 
 
 def _probe_results(run: Path) -> Iterator[dict[str, Any]]:

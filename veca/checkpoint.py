@@ -7,7 +7,6 @@ import os
 import pickle
 import re
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,8 @@ from torch import Tensor
 
 from veca.card import AUTHORS_FACTS, run_facts
 from veca.model import Size, Veca
-from veca.model.hub import CONFIG_NAME, WEIGHTS_NAME, build_model, read_folder
-from veca.model.packaged import list_models, packaged_folder
+from veca.model.hub import CONFIG_NAME, WEIGHTS_NAME, build_model, packaged_folder, read_folder
+from veca.model.sizes import list_models
 from veca.utils.files import check_writable
 
 STUDENT_PREFIX = "student."
@@ -42,16 +41,23 @@ def load_model(source: str | os.PathLike[str]) -> Veca:
 
     `veca.list_models()` gives the packaged names; a path of that name comes first.
     """
-    path = Path(source)
+    path, name = Path(source), str(source)
     if path.is_dir():
-        return read_folder(Veca, path / CONFIG_NAME, path / WEIGHTS_NAME, source=str(path))
+        return read_folder(Veca, path / CONFIG_NAME, path / WEIGHTS_NAME, source=name)
     if path.is_file():
         return _load_file(path)
-    if str(source) in list_models():
-        folder = packaged_folder(str(source))
-        return read_folder(Veca, folder / CONFIG_NAME, folder / WEIGHTS_NAME, source=str(source)).float()
-    if re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", str(source)) and not path.suffix:
-        return _load_hub(str(source))
+    if name in list_models():
+        folder = packaged_folder(name)
+        return read_folder(Veca, folder / CONFIG_NAME, folder / WEIGHTS_NAME, source=name).float()
+    if re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", name) and not path.suffix:
+        try:
+            return Veca.from_pretrained(name)
+        except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+            first = str(error).strip().splitlines()[0]
+            raise FileNotFoundError(
+                f"{name} is no local path, and the Hub did not give it ({first}). Check the name, run "
+                "`hf auth login` if it is gated, or download the folder and give its path."
+            ) from None
     raise FileNotFoundError(
         f"no model at {source}. Give a folder with model.safetensors and config.json, a run's .ckpt, the "
         f"authors' .pt, a Hub id such as owner/name, or a packaged model: {', '.join(list_models())}."
@@ -120,7 +126,10 @@ def run_model(checkpoint: dict[str, Any], *, source: str) -> Veca:
         raise ValueError(f"{source} is of a full-attention control, which `veca probe` and init_from open.")
     if SIZE_KEY not in checkpoint:
         raise ValueError(f"{source} has no {SIZE_KEY!r}: its student is not a Veca of ours.")
-    size = _size_from_dict(checkpoint[SIZE_KEY], source)
+    try:
+        size = Size(**checkpoint[SIZE_KEY])
+    except TypeError as error:
+        raise ValueError(f"{source} has damaged size fields: {error}.") from None
     return build_model(Veca, size, student_tensors(checkpoint), source=source)
 
 
@@ -135,7 +144,8 @@ def student_tensors(checkpoint: dict[str, Any]) -> dict[str, Tensor]:
 
 def authors_model(checkpoint: dict[str, Any], *, source: str) -> Veca:
     """A model from the authors' layout (method §1); sizes follow from the tensors."""
-    tensors = {_strip_prefixes(name): tensor for name, tensor in checkpoint["student"].items()}
+    prefixes = re.compile(r"\A(?:module\.|student\.)+")
+    tensors = {prefixes.sub("", name): tensor for name, tensor in checkpoint["student"].items()}
     wrong = [name for name, tensor in tensors.items() if not isinstance(tensor, Tensor)]
     if wrong:
         raise ValueError(f"{source}: student.{wrong[0]} is not a tensor.")
@@ -162,46 +172,22 @@ def authors_name(name: str) -> str:
 
 def _load_file(path: Path) -> Veca:
     content = read_pickle(path)
-    readers: dict[str, Callable[..., Veca]] = {"student": authors_model, "state_dict": run_model}
-    for key, reader in readers.items():
-        if isinstance(content.get(key), dict):
-            model = reader(content, source=str(path))
-            model.facts = run_facts(path) if reader is run_model else dict(AUTHORS_FACTS)
-            return model
+    if isinstance(content.get("student"), dict):
+        model = authors_model(content, source=str(path))
+        model.facts = dict(AUTHORS_FACTS)
+        return model
+    if isinstance(content.get("state_dict"), dict):
+        model = run_model(content, source=str(path))
+        model.facts = run_facts(path)
+        return model
     raise ValueError(
         f"{path} is neither a run's checkpoint (key 'state_dict') nor in the authors' layout "
         f"(key 'student'); its keys are {sorted(map(str, content))[:8]}."
     )
 
 
-def _load_hub(name: str) -> Veca:
-    try:
-        return Veca.from_pretrained(name)
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-        first = str(error).strip().splitlines()[0]
-        raise FileNotFoundError(
-            f"{name} is no local path, and the Hub did not give it ({first}). "
-            "Check the name, run `hf auth login` if it is gated, or download the folder and give its path."
-        ) from None
-
-
-def _strip_prefixes(name: str) -> str:
-    return re.sub(r"\A(?:module\.|student\.)+", "", name)
-
-
-def _size_from_dict(fields: Any, source: str) -> Size:
-    try:
-        return Size(**fields)
-    except TypeError as error:
-        raise ValueError(f"{source} has damaged size fields: {error}.") from None
-
-
 def _authors_size(tensors: dict[str, Tensor], config: dict[str, Any], *, source: str) -> Size:
-    needed = {
-        "patch_embed.proj.weight": 4,
-        "query_token_chunks.0": 3,
-        "blocks.0.fc2.weight": 2,
-    }
+    needed = {"patch_embed.proj.weight": 4, "query_token_chunks.0": 3, "blocks.0.fc2.weight": 2}
     for name, ndim in needed.items():
         if name not in tensors or tensors[name].ndim != ndim:
             raise ValueError(
@@ -212,22 +198,17 @@ def _authors_size(tensors: dict[str, Tensor], config: dict[str, Any], *, source:
     layers = {name.split(".")[1] for name in tensors if name.startswith("blocks.")}
     projection, heads = tensors.get("output_proj.weight"), config.get("num_heads")
     core_group = tensors["query_token_chunks.0"].shape[1]
-    hidden = tensors["blocks.0.fc2.weight"].shape[1]
+    hidden, ratio = tensors["blocks.0.fc2.weight"].shape[1], config.get("mlp_ratio")
+    ratios = [ratio] if isinstance(ratio, int | float) else []
+    ratios += [hidden / width, (hidden + 0.5) / width]  # the division may round down
     return Size(
         width=width,
         depth=len(layers),
         num_heads=heads if isinstance(heads, int) else max(1, width // 64),
-        ffn_ratio=_ffn_ratio(width, hidden, config.get("mlp_ratio")),
+        ffn_ratio=next(float(ratio) for ratio in ratios if int(width * ratio) == hidden),
         num_cores=len(groups) * core_group,
         core_group=core_group,
         patch_size=patch_size,
         in_channels=in_channels,
         out_width=None if projection is None else projection.shape[0],
     )
-
-
-def _ffn_ratio(width: int, hidden: int, stated: Any) -> float:
-    """A ratio whose int(width·ratio) is `hidden`; the stated one when it fits."""
-    candidates = [stated] if isinstance(stated, int | float) else []
-    candidates += [hidden / width, (hidden + 0.5) / width]  # the division may round down
-    return next(float(ratio) for ratio in candidates if int(width * ratio) == hidden)

@@ -2,7 +2,7 @@
 
 The file is written, read back and compared with the model, and only then given its name. A budget decides
 how many cores there are, hence the shapes of everything: a file holds one budget, and two budgets are two
-files. Batch, height and width stay free.
+files.
 
 Shapes: B batch, C active cores, N patches, D width.
 """
@@ -25,8 +25,8 @@ from torch.export import Dim, ExportedProgram
 from veca.checkpoint import load_model
 from veca.data.views import MEAN, STD
 from veca.model import Veca
-from veca.utils.extras import require_extra
 from veca.utils.files import atomic_path, check_writable
+from veca.utils.imports import require_extra
 
 SUFFIXES = {"onnx": ".onnx", "torch": ".pt2"}
 INPUT = "images"
@@ -62,7 +62,11 @@ def export(
         budget: Active cores; by default all. A file holds one budget.
         half: Compute in float16; images and features stay float32.
     """
-    _check_out(out, format)
+    suffix = SUFFIXES[format]
+    if out.is_dir() or out.suffix != suffix:
+        raise ValueError(
+            f"out must be a file that ends in {suffix}; got {out}. Try {out.with_suffix(suffix)}."
+        )
     if format == "onnx":
         require_extra("export", "onnx", "onnxscript", "onnxruntime")
     check_writable(out.parent)
@@ -81,19 +85,11 @@ def export(
         # Against float32 arithmetic on the weights as they were rounded: the file's errors, and no others.
         error = compare(exported, AtBudget(network.model.float(), budget), half=half)
     sizes = ", ".join(f"{16 * rows}×{16 * cols}" for rows, cols in GRIDS)
-    kind = "relative" if half else "absolute"
     print(
         f"{out}: {out.stat().st_size / 1e6:.1f} MB, budget {network.budget}. Equal to the model at {sizes}, "
-        f"batches of {' and '.join(map(str, BATCHES))}: largest {kind} error {error:.1e}."
+        f"batches of {' and '.join(map(str, BATCHES))}: largest {'relative' if half else 'absolute'} error "
+        f"{error:.1e}."
     )
-
-
-def _check_out(out: Path, format: str) -> None:
-    suffix = SUFFIXES[format]
-    if out.is_dir() or out.suffix != suffix:
-        raise ValueError(
-            f"out must be a file that ends in {suffix}; got {out}. Try {out.with_suffix(suffix)}."
-        )
 
 
 class AtBudget(nn.Module):
@@ -128,22 +124,13 @@ def open_onnx(path: Path) -> Network:
     import onnxruntime
 
     session = onnxruntime.InferenceSession(path.read_bytes(), providers=["CPUExecutionProvider"])
-
-    def run(images: Tensor) -> tuple[Tensor, ...]:
-        return tuple(torch.from_numpy(array) for array in session.run(list(OUTPUTS), {INPUT: images.numpy()}))
-
-    return run
+    return lambda images: tuple(map(torch.from_numpy, session.run(list(OUTPUTS), {INPUT: images.numpy()})))
 
 
 def open_program(path: Path) -> Network:
     """A torch.export file as a function."""
     with path.open("rb") as file:
-        module = torch.export.load(file).module()
-
-    def run(images: Tensor) -> tuple[Tensor, ...]:
-        return tuple(module(images))
-
-    return run
+        return torch.export.load(file).module()
 
 
 @torch.no_grad()
@@ -176,15 +163,15 @@ def write_onnx(program: ExportedProgram, network: AtBudget, path: Path) -> None:
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     # The exporter tells of packages it does not need here and of its own deprecations.
-    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-        warnings.simplefilter("ignore")
-        logger.setLevel(logging.ERROR)
-        try:
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
             written = torch.onnx.export(
                 program, (), input_names=[INPUT], output_names=list(OUTPUTS), dynamo=True, verbose=False
             )
-        finally:
-            logger.setLevel(level)
+    finally:
+        logger.setLevel(level)
     assert written is not None
     model = written.model_proto
     for value in (*model.graph.input, *model.graph.output):

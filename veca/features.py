@@ -1,8 +1,8 @@
 """`veca features`: global and dense features of many images, in files that anything can read.
 
-Images are files, folders of files and folders of shards; a window of them at a time is read and batched by
-size, so that memory holds its pixels and its features. The output folder holds numbered parts that are
-finished or absent, never half, so a second call with the same settings does what is left:
+A window of images at a time is read and batched by size, so that memory holds its pixels and its features.
+The output folder holds numbered parts that are finished or absent, never half, so a second call with the same
+settings does what is left:
 
 npy           cls-000000.npy (n, D), patches-000000.npy (n, rows, cols, D), and last names-000000.json,
               which says that the part is finished
@@ -15,6 +15,7 @@ The images of a part have one size, so that its dense features are one array.
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -40,6 +41,7 @@ from veca.utils.precision import FLOAT32, InferencePrecision, choose_device, com
 from veca.utils.progress import progress_bar
 
 Array = NDArray[np.float32]
+Pixels = NDArray[np.uint8]  # (3, H, W)
 Format = Literal["npy", "safetensors"]
 ViewKind = Literal["crop", "whole"]
 
@@ -60,19 +62,19 @@ class Part(NamedTuple):
     patches: Array | None  # (n, rows, cols, D)
 
 
-class Item(NamedTuple):
-    """An image to read: its path as it was given, joined with the path below the folder, or SHARD/KEY."""
+class ListedImage(NamedTuple):
+    """An image to read."""
 
     label: str  # what to call it in messages
-    name: str | None  # None where it is known only after reading
+    name: str | None  # its path as given, with that below the folder, or SHARD/KEY, known only after reading
     read: Callable[[], tuple[str, bytes]]  # its name and content; raises BadImage or OSError
 
 
-class Loaded(NamedTuple):
+class LoadedImage(NamedTuple):
     """An image ready to run; without pixels, it has a reason, or was done before."""
 
     name: str
-    pixels: NDArray[np.uint8] | None  # (3, H, W)
+    pixels: Pixels | None
     reason: str = ""
 
 
@@ -109,12 +111,14 @@ def features(
     student = load_model(model).to(place)
     patch_size = student.size.patch_size
     check_resolution(resolution, patch_size=patch_size, resized=view == "crop")
-    budget = _choose_budget(student, budget)
-    items = list_images(images)
+    with torch.inference_mode():  # the model refuses a wrong budget itself: ask it before reading anything
+        trial = torch.zeros(1, student.size.in_channels, patch_size, patch_size, device=place)
+        cores = student(trial.to(student.patch_embed.weight.dtype), budget=budget).cores.shape[1]
+    listed = list_images(images)
     settings = {
         "model": model,
         "weights": _fingerprint(student),
-        "budget": budget,
+        "budget": cores,
         "resolution": resolution,
         "view": view,
         "dense": dense,
@@ -127,14 +131,20 @@ def features(
     before = len(writer.done)
     rejects: dict[str, str] = {}
     window = max(MIN_WINDOW, WINDOW_PIXELS // resolution**2)
-    left = [item for item in items if item.name not in writer.done]
-    for loaded in _windows(left, partial(_load, done=writer.done, see=see), size=window):
-        rejects |= {image.name: image.reason for image in loaded if image.reason}
-        with computing_in(precision, place):
-            for part in _parts(student, loaded, budget=budget, dense=dense):
-                writer.write(part)
-    writer.write_rejects(rejects)
-    _say(out, written=len(writer.done) - before, total=len(items), rejects=rejects)
+    left = [image for image in listed if image.name not in writer.done]
+    load = partial(_load, done=writer.done, see=see)
+    # Threads decode, since both decoders let go of the interpreter lock.
+    with ThreadPoolExecutor() as pool, progress_bar("features", len(left), unit="image") as progress:
+        for start in range(0, len(left), window):
+            loaded = list(pool.map(load, left[start : start + window]))
+            rejects |= {image.name: image.reason for image in loaded if image.reason}
+            with computing_in(precision, place):
+                for part in _parts(student, loaded, budget=cores, dense=dense):
+                    writer.write(part)
+            progress.update(len(loaded))
+    lines = [json.dumps({"name": name, "reason": reason}) + "\n" for name, reason in rejects.items()]
+    write_text_atomic(out / REJECTS_NAME, "".join(lines))
+    _say(out, written=len(writer.done) - before, total=len(listed), rejects=rejects)
 
 
 def read_features(folder: Path | str) -> tuple[list[str], Array]:
@@ -188,23 +198,19 @@ class PartWriter:
         self.done.update(part.names)
         self._next += 1
 
-    def write_rejects(self, rejects: dict[str, str]) -> None:
-        lines = [json.dumps({"name": name, "reason": reason}) for name, reason in rejects.items()]
-        write_text_atomic(self.folder / REJECTS_NAME, "".join(f"{line}\n" for line in lines))
 
-
-def list_images(sources: list[str]) -> list[Item]:
+def list_images(sources: list[str]) -> list[ListedImage]:
     """Every image of the sources; each is a file, a folder with images below it, or a folder of shards."""
     if not sources:
         raise ValueError("images must name at least one file, folder or folder of shards; got none.")
-    items = [item for source in sources for item in _items(Path(source))]
-    if not items:
+    images = [image for source in sources for image in _images(Path(source))]
+    if not images:
         raise FileNotFoundError(f"no images in {', '.join(sources)}.")
-    named = [item.name for item in items if item.name is not None]
-    if len(set(named)) < len(named):
-        twice = next(name for place, name in enumerate(named) if name in named[:place])
-        raise ValueError(f"{twice} is named twice. Name each file or its folder, not both.")
-    return items
+    named = Counter(image.name for image in images if image.name is not None)
+    twice = [name for name, count in named.items() if count > 1]
+    if twice:
+        raise ValueError(f"{twice[0]} is named twice. Name each file or its folder, not both.")
+    return images
 
 
 def whole_size(size: tuple[int, int], *, resolution: int, patch_size: int) -> tuple[int, int]:
@@ -214,8 +220,8 @@ def whole_size(size: tuple[int, int], *, resolution: int, patch_size: int) -> tu
     return width, height
 
 
-def _see(data: bytes, *, view: ViewKind, resolution: int, patch_size: int) -> NDArray[np.uint8]:
-    """An encoded image as the model sees it, (3, H, W)."""
+def _see(data: bytes, *, view: ViewKind, resolution: int, patch_size: int) -> Pixels:
+    """An encoded image as the model sees it."""
     if view == "crop":
         return centre_crop(decode_pixels(data), resolution=resolution)
     rgb = decode(data)
@@ -225,7 +231,7 @@ def _see(data: bytes, *, view: ViewKind, resolution: int, patch_size: int) -> ND
     return np.ascontiguousarray(resized[0].numpy())
 
 
-def _items(source: Path) -> Iterator[Item]:
+def _images(source: Path) -> Iterator[ListedImage]:
     if source.exists():
         check_regular(source)
     if source.is_file():
@@ -240,21 +246,21 @@ def _items(source: Path) -> Iterator[Item]:
         if len(names) < len(found):
             print(f"{source}: {len(found) - len(names)} {REPEATED_FILE}, and are ignored")
         yield from (_file(source / name) for name in names)
-        for name, problem in refused:
-            yield Item(str(source / name), str(source / name), partial(_refuse, str(problem)))
+        yield from (_file(source / name, problem) for name, problem in refused)
     else:
         raise FileNotFoundError(f"{source} is neither a file nor a folder.")
 
 
-def _file(path: Path) -> Item:
-    return Item(str(path), str(path), lambda: (str(path), read_file(path)))
+def _file(path: Path, problem: object = None) -> ListedImage:
+    def read() -> tuple[str, bytes]:
+        if problem is not None:
+            raise BadImage("refused", str(problem))
+        return str(path), read_file(path)
+
+    return ListedImage(str(path), str(path), read)
 
 
-def _refuse(problem: str) -> tuple[str, bytes]:
-    raise BadImage("refused", problem)
-
-
-def _samples(folder: Path) -> Iterator[Item]:
+def _samples(folder: Path) -> Iterator[ListedImage]:
     (source,) = open_sources(str(folder))
     shards = [shard for split in SPLITS for shard in source.shards(split)]
     check_shards(shards)
@@ -262,7 +268,7 @@ def _samples(folder: Path) -> Iterator[Item]:
     for place, shard in enumerate(shards):
         for number in range(shard.info.samples):
             label = f"{shard.location}, sample {number}"
-            yield Item(label, None, partial(_read_sample, reader, place, number, shard.info.name))
+            yield ListedImage(label, None, partial(_read_sample, reader, place, number, shard.info.name))
 
 
 def _read_sample(reader: ShardReader, shard: int, number: int, shard_name: str) -> tuple[str, bytes]:
@@ -273,40 +279,27 @@ def _read_sample(reader: ShardReader, shard: int, number: int, shard_name: str) 
     return f"{shard_name.removesuffix('.tar')}/{sample.key}", sample.image
 
 
-def _windows(items: list[Item], load: Callable[[Item], Loaded], *, size: int) -> Iterator[list[Loaded]]:
-    """The images in windows of `size`; threads decode, since both decoders let go of the interpreter lock."""
-    with ThreadPoolExecutor() as pool, progress_bar("features", len(items), unit="image") as progress:
-        for start in range(0, len(items), size):
-            window = items[start : start + size]
-            yield list(pool.map(load, window))
-            progress.update(len(window))
-
-
-def _load(item: Item, *, done: set[str], see: Callable[[bytes], NDArray[np.uint8]]) -> Loaded:
+def _load(image: ListedImage, *, done: set[str], see: Callable[[bytes], Pixels]) -> LoadedImage:
     try:
-        name, data = item.read()
-        return Loaded(name, None if name in done else see(data))
+        name, data = image.read()
+        return LoadedImage(name, None if name in done else see(data))
     except (BadImage, OSError) as error:
-        return Loaded(item.label, None, str(error))
+        return LoadedImage(image.label, None, str(error))
 
 
-def _parts(student: Veca, images: list[Loaded], *, budget: int, dense: bool) -> Iterator[Part]:
+def _parts(student: Veca, images: list[LoadedImage], *, budget: int, dense: bool) -> Iterator[Part]:
     """One part per size of image in the window."""
-    sizes: dict[tuple[int, ...], list[tuple[str, NDArray[np.uint8]]]] = {}
+    sizes: dict[tuple[int, ...], list[tuple[str, Pixels]]] = {}
     for image in images:
         if image.pixels is not None:
             sizes.setdefault(image.pixels.shape, []).append((image.name, image.pixels))
     for (_, height, width), alike in sizes.items():
         names, pixels = zip(*alike, strict=True)
         size = max(1, BATCH_PIXELS // (height * width))
-        starts = range(0, len(pixels), size)
-        batches = [
-            _run(student, np.stack(pixels[start : start + size]), budget=budget, dense=dense)
-            for start in starts
-        ]
-        patches = [patches for _, patches in batches if patches is not None]
-        cls = np.concatenate([cls for cls, _ in batches])
-        yield Part(list(names), cls, np.concatenate(patches) if patches else None)
+        stacks = (np.stack(pixels[start : start + size]) for start in range(0, len(pixels), size))
+        batches = [_run(student, stack, budget=budget, dense=dense) for stack in stacks]
+        cls, patches = zip(*batches, strict=True)
+        yield Part(list(names), np.concatenate(cls), np.concatenate(patches) if dense else None)
 
 
 @torch.inference_mode()
@@ -319,15 +312,6 @@ def _run(student: Veca, pixels: NDArray[np.uint8], *, budget: int, dense: bool) 
     return cls, found.patches.unflatten(1, found.grid).float().cpu().numpy() if dense else None
 
 
-def _choose_budget(student: Veca, budget: int | None) -> int:
-    """The budget as a number. The model refuses a wrong one itself: ask it before reading anything."""
-    size = student.size
-    shape = 1, size.in_channels, size.patch_size, size.patch_size
-    with torch.inference_mode():
-        tiny = torch.zeros(shape, device=student.patch_embed.weight.device)
-        return int(student(tiny, budget=budget).cores.shape[1])
-
-
 def _fingerprint(student: Veca) -> str:
     """A hash of the weights: a path may hold another model tomorrow."""
     digest = hashlib.sha256()
@@ -337,19 +321,16 @@ def _fingerprint(student: Veca) -> str:
 
 
 def _finished(folder: Path) -> list[Path]:
-    return [
-        path
-        for pattern in ("names-*.json", "features-*.safetensors")
-        for path in sorted(folder.glob(pattern))
-    ]
+    return [*sorted(folder.glob("names-*.json")), *sorted(folder.glob("features-*.safetensors"))]
 
 
 def _names(path: Path) -> list[str]:
     if path.suffix == ".json":
-        names: list[str] = json.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
     else:
         with safe_open(path, framework="np") as file:
-            names = json.loads(file.metadata()["names"])
+            text = file.metadata()["names"]
+    names: list[str] = json.loads(text)
     return names
 
 
@@ -359,12 +340,9 @@ def _check_settings(path: Path, settings: dict[str, Any]) -> None:
         write_text_atomic(path, json.dumps(settings, indent=1) + "\n")
         return
     found = json.loads(path.read_text(encoding="utf-8"))
-    other = [
-        f"{key} {found.get(key)!r}, not {value!r}"
-        for key, value in settings.items()
-        if found.get(key) != value
-    ]
-    if other:
+    differ = [key for key, value in settings.items() if found.get(key) != value]
+    if differ:
+        other = (f"{key} {found.get(key)!r}, not {settings[key]!r}" for key in differ)
         raise ValueError(
             f"{path.parent} holds features made with {'; '.join(other)}. Choose another folder, or remove it."
         )

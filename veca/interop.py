@@ -5,8 +5,7 @@
 
     model = AutoModel.from_pretrained("my-model")  # a folder written by save_pretrained, or a Hub id
 
-It is an import of its own because it brings all of transformers with it, which `import veca` does not. No
-code is read from a model folder: the classes are those of this package.
+It is an import of its own because it brings all of transformers with it. No code is read from a model folder.
 
 Files hold a Veca's own tensor names, so that `veca.load_model` and `from_pretrained` read the same folder,
 whichever of the two wrote it: the prefix that the inner model adds is taken off when saving and put on when
@@ -70,28 +69,19 @@ class VecaConfig(BackboneConfigMixin, PretrainedConfig):
     def __init__(
         self,
         *,
-        width: int = SIZES["small"].width,
-        depth: int = SIZES["small"].depth,
-        num_heads: int = SIZES["small"].num_heads,
-        ffn_ratio: float = SIZES["small"].ffn_ratio,
-        num_cores: int = SIZES["small"].num_cores,
-        core_group: int = SIZES["small"].core_group,
-        patch_size: int = SIZES["small"].patch_size,
-        in_channels: int = SIZES["small"].in_channels,
-        out_width: int | None = None,
         budget: int | None = None,
         apply_layernorm: bool = True,
         out_features: list[str] | None = None,
         out_indices: list[int] | None = None,
         **kwargs: Any,
     ) -> None:
+        size = {name: kwargs.pop(name, value) for name, value in SIZES["small"].as_dict().items()}
         super().__init__(**kwargs)
-        self.width, self.depth, self.num_heads, self.ffn_ratio = width, depth, num_heads, ffn_ratio
-        self.num_cores, self.core_group, self.patch_size = num_cores, core_group, patch_size
-        self.in_channels, self.out_width = in_channels, out_width
+        for name, value in size.items():
+            setattr(self, name, value)
         self.budget, self.apply_layernorm = budget, apply_layernorm
         check_size(self.size)
-        self.stage_names = ["stem", *(f"stage{layer}" for layer in range(1, depth + 1))]
+        self.stage_names = ["stem", *(f"stage{layer}" for layer in range(1, self.size.depth + 1))]
         self.set_output_features_output_indices(out_features=out_features, out_indices=out_indices)
 
     @property
@@ -187,7 +177,7 @@ class VecaBackbone(BackboneMixin, VecaPreTrainedModel):
 
     def __init__(self, config: VecaConfig) -> None:
         super().__init__(config)
-        self.num_features = [config.width] * (config.depth + 1)
+        self.num_features = [config.size.width] * (config.size.depth + 1)
 
     def forward(  # type: ignore[override]  # the mixin's arguments for hidden states are refused by name
         self, pixel_values: Tensor, budget: int | None = None, return_dict: bool | None = None, **kwargs: Any
@@ -196,7 +186,7 @@ class VecaBackbone(BackboneMixin, VecaPreTrainedModel):
         _refuse_hidden_states(kwargs)
         images = pixel_values.to(self.dtype)
         stages = [self.stage_names.index(name) for name in self.out_features]
-        layers = [stage - 1 for stage in stages if stage] or [self.config.depth - 1]
+        layers = [stage - 1 for stage in stages if stage] or [self.config.size.depth - 1]
         given: Any = self.veca.get_intermediate_layers(
             images,
             n=layers,
@@ -208,22 +198,16 @@ class VecaBackbone(BackboneMixin, VecaPreTrainedModel):
         maps, classes = (
             {layer + 1: pair[i] for layer, pair in zip(layers, given, strict=True)} for i in (0, 1)
         )
-        if 0 in stages:
-            maps[0] = self._stem(images)
+        if 0 in stages:  # the patches before the first layer: no core has spoken yet, hence no global feature
+            maps[0] = self.veca.patch_embed(images)
+            if self.config.apply_layernorm:
+                maps[0] = self.veca.final_norm(maps[0].movedim(1, -1)).movedim(-1, 1).contiguous()
         found = tuple(maps[stage] for stage in stages)
         if return_dict is False:
             return (found,)
         return VecaBackboneOutput(
             feature_maps=found, cls_tokens=tuple(classes[stage] for stage in stages if stage)
         )
-
-    def _stem(self, images: Tensor) -> Tensor:
-        """Patches before the first layer. No core has spoken yet, so there is no global feature."""
-        embedded: Tensor = self.veca.patch_embed(images)
-        if not self.config.apply_layernorm:
-            return embedded
-        normed: Tensor = self.veca.final_norm(embedded.movedim(1, -1)).movedim(-1, 1)
-        return normed.contiguous()
 
 
 def _refuse_hidden_states(kwargs: dict[str, Any]) -> None:
@@ -261,8 +245,7 @@ class VecaImageProcessor(BaseImageProcessor):
         pictures: list[Any] = list(images) if isinstance(images, list | tuple) else [images]
         side = self.resolution if resolution is None else resolution
         views = torch.cat([preprocess(picture, resolution=side) for picture in pictures])
-        values = views.numpy() if return_tensors == "np" else views
-        return BatchFeature({"pixel_values": values})
+        return BatchFeature({"pixel_values": views.numpy() if return_tensors == "np" else views})
 
 
 def answer_for_local_folders() -> None:

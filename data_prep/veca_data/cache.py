@@ -55,7 +55,6 @@ from veca.data.views import View, centre_view, draw_view, render, sample_generat
 from veca.teachers import Teacher
 from veca.utils.files import atomic_path, write_text_atomic
 from veca.utils.lightning_compat import ignore_warnings, leave_signals_alone
-from veca.utils.memory import keep_memory
 from veca.utils.precision import (
     BF16,
     WORTH_COMPILING,
@@ -63,6 +62,7 @@ from veca.utils.precision import (
     has_cpp_compiler,
     resolve_precision,
 )
+from veca.utils.process import keep_memory
 from veca.utils.progress import progress_bar
 from veca.utils.recipes import load_recipe
 from veca_data.pool import num_workers

@@ -7,9 +7,12 @@ import argparse
 import re
 import sys
 from collections.abc import Sequence
+from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
+
+from veca.utils.process import message
 
 _SOURCES = """\
 SOURCE is one of
@@ -73,13 +76,17 @@ class _Parser(argparse.ArgumentParser):
 
 def main(arguments: Sequence[str] | None = None, *, prog: str = "veca-data") -> None:
     """Run one verb; mistakes of the user are one line on stderr. `prog` is how the command was typed."""
-    values = vars(_parser(prog).parse_args(arguments))
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    parser, verbs = _parser(prog)
+    if words and (unknown := _unknown_options(verbs.get(words[0]), words)):
+        parser.error(unknown)
+    values = vars(parser.parse_args(words))
     module, _, function = values.pop("run").partition(":")
     try:
         # Imported only now: `--help` answers at once.
         result = getattr(import_module(f"veca_data.{module}"), function)(**values)
     except (ValueError, OSError) as error:
-        _fail(prog, 2, error)
+        _fail(prog, 2, message(error))
     except RuntimeError as error:
         _fail(prog, 1, error)
     except KeyboardInterrupt:
@@ -104,7 +111,19 @@ def _command(prog: str) -> str:
     return " ".join(prog.split()[: 1 if prog.startswith("veca-data") else 2])
 
 
-def _parser(prog: str) -> argparse.ArgumentParser:
+def _unknown_options(verb: argparse.ArgumentParser | None, words: Sequence[str]) -> str:
+    """All options that a verb does not have; argparse would tell of one that is missing for a typo first."""
+    known = [] if verb is None else [flag for action in verb._actions for flag in action.option_strings]
+    unknown = []
+    for flag in (word.partition("=")[0] for word in words if word.startswith("--")):
+        if known and not any(name.startswith(flag) for name in known):  # a beginning stands for the whole
+            close = get_close_matches(flag, known, n=1)
+            unknown.append(f"no option {flag}" + (f", did you mean {close[0]}?" if close else ""))
+    return "; ".join(unknown)
+
+
+def _parser(prog: str) -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
+    """The parser of the command, and those of its verbs."""
     parser = _Parser(prog=prog, description="The data stage: from images to shards that training reads.")
     verbs = parser.add_subparsers(required=True, metavar="VERB", parser_class=_Parser)
     for name, verb in _VERBS.items():
@@ -121,7 +140,7 @@ def _parser(prog: str) -> argparse.ArgumentParser:
             argument, _, metavar = key.partition(" ")
             more: dict[str, Any] = {"metavar": metavar} if metavar else {}
             sub.add_argument(argument, **more, **_ARGUMENTS[key])
-    return parser
+    return parser, verbs.choices
 
 
 def _size(text: str) -> int:

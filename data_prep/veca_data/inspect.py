@@ -199,7 +199,7 @@ def _find_copies(
     """
     order = np.lexsort((listing.hashes(), contents))
     ordered = contents[order]
-    starts = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1])))
+    starts = np.flatnonzero(np.concatenate(([True][: len(order)], ordered[1:] != ordered[:-1])))
     stops = np.append(starts[1:], len(order))
     examples: list[tuple[str, str]] = []
     for group in np.flatnonzero(stops - starts > 1):

@@ -38,7 +38,7 @@ from PIL import Image
 from veca.data.decode import BadImage, decode, decode_pixels, image_size
 from veca.data.folders import MAX_FILE_BYTES
 from veca.data.tars import BrokenArchive
-from veca.utils.files import in_bytes
+from veca.utils.files import check_writable, in_bytes
 from veca_data.archives import stream_images
 from veca_data.plan import DEFAULT_SHARD_BYTES, ImageEncoding, Plan, ShardSize, Unit, make_plan, split_stream
 from veca_data.pool import advance, num_workers, run_tasks
@@ -112,6 +112,7 @@ def make_shards(
         part=part,
         max_rejects=max_rejects,
     )
+    check_writable(Path(out))
     size = ShardSize(shard_samples, None if shard_samples else shard_bytes or DEFAULT_SHARD_BYTES)
     encoding = ImageEncoding(max_short_side, quality)
     processes = num_workers(workers)

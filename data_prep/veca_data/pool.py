@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from tqdm import tqdm
 
-from veca.utils.memory import keep_memory
+from veca.utils.process import keep_memory
 from veca.utils.progress import progress_bar
 
 Task = TypeVar("Task")

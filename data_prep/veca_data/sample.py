@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from numpy.typing import NDArray
 from PIL import Image
 
-from veca.utils.files import atomic_path, write_text_atomic
+from veca.utils.files import atomic_path, check_writable, write_text_atomic
 from veca_data.pool import advance, num_workers, run_tasks
 from veca_data.scenes import CLASSES, render_scene
 
@@ -95,8 +95,7 @@ def _check_arguments(*, count: int, size: int, seed: int, workers: int | None) -
 
 def _claim(out: Path, settings: dict[str, Any]) -> None:
     """Make the folder ours, or refuse one that holds something else; drop the half files of a killed run."""
-    if out.exists() and not out.is_dir():
-        raise ValueError(f"{out} is a file; the sample needs a folder. Choose another name.")
+    check_writable(out)
     found = [path for path in (out / FINISHED_NAME, out / STARTED_NAME) if path.exists()]
     if found:
         _check_same(found[0], settings)

@@ -21,11 +21,11 @@ from veca.bench.harness import (
     benchmark,
     check,
     losses,
-    names,
-    numbers,
     one_thread,
     run_all,
 )
+from veca.bench.model import attention
+from veca.cli.args import VerbParser
 
 GOALS = {"speed": Goal(1.5), "share": Goal(0.4, at_most=True)}
 
@@ -83,11 +83,12 @@ def test_candidates_have_numbers_of_their_own() -> None:
 
 
 def test_lists_may_have_commas() -> None:
-    assert names("model, loader") == names(["model", "loader"]) == ["model", "loader"]
-    assert numbers("sizes", "8,64") == numbers("sizes", (8, 64)) == [8, 64]
-    for wrong in ("8,,64", "a", "0", []):
-        with pytest.raises(ValueError, match="budgets must be positive numbers"):
-            numbers("budgets", wrong)
+    parser = VerbParser(attention, name="veca bench attention", example="")
+    given = parser.parse(["--sizes", "small,base", "--budgets", "8,64"])
+    assert (given["sizes"], given["budgets"]) == (["small", "base"], [8, 64])
+    for wrong in ("8,,64", "a"):
+        with pytest.raises(Exception, match="budgets"):
+            parser.parse(["--budgets", wrong])
 
 
 def test_the_thread_count_is_restored(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,14 +47,14 @@ def test_every_ratio_is_there(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_memory_is_that_of_the_candidate_alone() -> None:
     ballast = torch.ones(500_000_000, dtype=torch.uint8)  # a large parent must not hide what a child needs
-    peak = _peak("veca", resolution=128, batch=4, budget=64)
+    peak = _peak("veca", 128, 4, 64)["veca"]
     assert len(ballast) / 1024 > peak > 20_000  # kilobytes; twelve layers of 512 tokens, and gradients
 
 
 def test_one_odd_peak_does_not_decide(monkeypatch: pytest.MonkeyPatch) -> None:
     peaks = {"veca": [10.0] * 3, "straightforward": [15.0] * 3, "dinov3": [9.0, 12.0, 12.0]}
     found = {name: iter(values) for name, values in peaks.items()}
-    monkeypatch.setattr("veca.bench.model._peak", lambda name, **sizes: next(found[name]))
+    monkeypatch.setattr("veca.bench.model._peak", lambda name, *sizes: {name: next(found[name])})
     results = memory_case(resolution=256, batch=16, budget=64).measure()
     assert results["train/r256/straightforward_memory_over_veca"] == pytest.approx(1.5)
     assert results["train/r256/dinov3_memory_over_veca"] == pytest.approx(1.2)
@@ -73,7 +73,7 @@ def test_growth_is_that_of_one_image() -> None:
 
 
 def test_every_size_resolution_budget_and_batch_gets_its_ratio(capsys: pytest.CaptureFixture[str]) -> None:
-    results = attention(sizes="small", resolutions="32,64", budgets=[8, 64], batches="1,2", repeats=2)
+    results = attention(sizes=["small"], resolutions=[32, 64], budgets=[8, 64], batches=[1, 2], repeats=2)
     keys = {key.rpartition("/")[0] for key in results}
     assert keys == {
         f"small/{place}/b{budget}"

@@ -9,11 +9,17 @@ import yaml
 from torch.utils.flop_counter import FlopCounterMode
 
 from veca import create_model, flops
-from veca.bench.plan import DEVICES, plan, plan_lines, state_bytes
-from veca.flops import count_work, divide_batch, read_recipe, resolution_shares
+from veca.bench.plan import (
+    DEVICES,
+    count_work,
+    divide_batch,
+    plan,
+    read_recipe,
+    resolution_shares,
+    state_bytes,
+)
 from veca.model.sizes import SIZES, Size
-from veca.optim import split_parameters
-from veca.optim.combined import NorMuonAdamW
+from veca.optim.combined import NorMuonAdamW, split_parameters
 from veca.optim.normuon import polar_express
 
 RECIPES = Path(__file__).resolve().parents[2] / "recipes"
@@ -93,11 +99,12 @@ def test_totals_of_a_toy_recipe_equal_arithmetic_by_hand(tmp_path: Path) -> None
     assert work.validation == 2 * 10 * 6 * 2 * grid
 
 
-def test_the_hours_printed_follow_from_the_counts(tmp_path: Path) -> None:
+def test_the_hours_printed_follow_from_the_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = toy_recipe(tmp_path)
     run = read_recipe(path)
     work = count_work(run, flops.meta_student(run.size, run.overrides, teacher_width=96), devices=2)
-    text = "\n".join(plan_lines(path, device="h100", devices=2, utilisation=0.5))
+    plan(path, device="h100", devices=2, utilisation=0.5)
+    text = capsys.readouterr().out
     rate = 989e12 * 0.5
     assert f"{24 / (work.device_flops / rate):,.0f} images/s" in text
     assert "989 TFLOP/s dense bf16 × 0.5 = 494.5 TFLOP/s" in text

@@ -84,6 +84,11 @@ def test_options_that_are_only_passed_on_are_known() -> None:
     ("typed", "message"),
     [
         ("a --modle m", "no option --modle. Did you mean --model?"),
+        (
+            "a --modle m --budgt 8 --dence",
+            "--modle. Did you mean --model? veca verb has no option --budgt. Did",
+        ),
+        ("a --modle m --budgt 8 --dence", "no option --dence. Did you mean --dense?"),
         ("a --model", "--model needs a value"),
         ("a --zzz 1", "It has --model, --images"),
     ],

@@ -269,6 +269,7 @@ MISTAKES = {  # words → the start and the end of what is said of them
     "--model.global_batch_size 4096": ("data.sources = ", "or add data."),
     "--model.sise tiny": ("model.sise: there is no such key", "Did you mean model.size?"),
     "--trainer.devics 2": ("trainer.devics: there is no such key", "Did you mean trainer.devices?"),
+    "--ckpt_path nowhere.ckpt": ("ckpt_path = nowhere.ckpt: there is no nowhere.ckpt", "newest checkpoint."),
     "--config nowhere.yaml": ("recipe nowhere.yaml: must be an existing file", "."),
 }
 

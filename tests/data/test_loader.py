@@ -37,7 +37,7 @@ from veca.data.order import Position, Request
 from veca.data.reader import Sample, ShardReader
 from veca.data.views import View, centre_view, draw_view, render, sample_generator
 from veca.types import Batch, Targets
-from veca.utils.signals import outlive_signals
+from veca.utils.process import outlive_signals
 
 
 def dataset(folder: Path, views: ViewSource, *, replace_bad: bool = True) -> BatchDataset:

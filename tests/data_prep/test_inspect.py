@@ -37,6 +37,12 @@ def _spoil(photos, jpegs, picture, encode):
     (photos / "large.png").write_bytes(encode(picture(99, 700, 600), "PNG"))
 
 
+def test_where_no_image_can_be_used_there_are_no_copies(tmp_path):
+    (tmp_path / "empty.jpg").touch()
+    report = scan(tmp_path, workers=1)
+    assert (report.images, report.copies, report.reasons.total()) == (0, 0, 1)
+
+
 @pytest.mark.parametrize("kind", ["folder", "zip", "tar", "tar.gz"])
 @pytest.mark.parametrize("workers", [1, 2])
 def test_everything_is_counted(photos, jpegs, picture, encode, tmp_path, kind, workers):

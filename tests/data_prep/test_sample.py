@@ -161,7 +161,7 @@ def test_a_folder_of_other_settings_is_refused(copy: Path, change: dict[str, Any
 
 def test_a_foreign_folder_a_file_and_a_damaged_marker_are_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
-    with pytest.raises(ValueError, match=r"is a file.*Choose another name"):
+    with pytest.raises(OSError, match=r"it is no folder. Choose another folder"):
         make_sample(tmp_path / "file", count=1)
     with pytest.raises(ValueError, match=r"not empty.*Choose an empty"):
         make_sample(tmp_path, count=1)

@@ -16,17 +16,17 @@ from veca.figures import analysis as module
 from veca.figures.analysis import (
     SHOWN,
     Assigned,
+    Conditions,
     Key,
-    Settings,
     analysis,
     semantics,
     under_augmentation,
-    under_budget,
+    under_change,
 )
-from veca.figures.inputs import CoreTrace, Scene, open_scenes, trace_cores
+from veca.figures.inputs import LayerTrace, MaskedImage, open_masked, trace_cores
 
 SIDE, GRID = 64, (16, 16)
-SETTINGS = Settings(budgets=[4], resolutions=[SIDE], num_views=2, seed=0)
+CONDITIONS = Conditions(budgets=[4], resolutions=[SIDE], num_views=2, seed=0)
 
 
 def bright_spot() -> Pixels:
@@ -36,7 +36,7 @@ def bright_spot() -> Pixels:
     return Pixels(np.repeat(spot[..., None], 3, axis=-1).astype(np.uint8), (108, 72))
 
 
-class MovedScene(Scene):
+class MovedImage(MaskedImage):
     """Views that flip, turn and move, and leave colours alone."""
 
     def augmented(self, resolution: int, *, number: int, seed: int) -> View:
@@ -46,7 +46,9 @@ class MovedScene(Scene):
         )
 
 
-def follows_brightness(model: object, scene: Scene, views: list[View], *, budget: int) -> list[CoreTrace]:
+def follows_brightness(
+    model: object, scene: MaskedImage, views: list[View], *, budget: int
+) -> list[LayerTrace]:
     """Cores that look where it is bright and sit there: they move with the picture."""
     traces = []
     for view in views:
@@ -57,23 +59,23 @@ def follows_brightness(model: object, scene: Scene, views: list[View], *, budget
         y, x = torch.meshgrid(axis, axis, indexing="ij")
         place = torch.stack([(bright * each.flatten()).sum() / bright.sum() for each in (x, y)])
         maps, places = cells.expand(1, budget, -1), place.expand(1, budget, 2)
-        traces.append(CoreTrace(torch.zeros(1, budget, 3), maps, places, GRID))
+        traces.append(LayerTrace(torch.zeros(1, budget, 3), maps, places, GRID))
     return traces
 
 
-def stays_in_place(model: object, scene: Scene, views: list[View], *, budget: int) -> list[CoreTrace]:
+def stays_in_place(model: object, scene: MaskedImage, views: list[View], *, budget: int) -> list[LayerTrace]:
     """Cores that do the same whatever they see."""
     generator = torch.Generator().manual_seed(0)
     maps = torch.rand(1, budget, GRID[0] * GRID[1], generator=generator)
     places = 2 * torch.rand(1, budget, 2, generator=generator) - 1
-    return [CoreTrace(torch.zeros(1, budget, 3), maps, places, GRID) for _ in views]
+    return [LayerTrace(torch.zeros(1, budget, 3), maps, places, GRID) for _ in views]
 
 
 def compared(monkeypatch: pytest.MonkeyPatch, cores: object, model: Veca) -> dict[Key, float]:
     monkeypatch.setattr(module, "trace_cores", cores)
-    scene = MovedScene("spot", bright_spot(), None)
+    scene = MovedImage("spot", bright_spot(), None)
     (base,) = module.trace_cores(model, scene, [scene.plain(SIDE)], budget=4)
-    return dict(under_augmentation(model, scene, base, SETTINGS, budget=4))
+    return dict(under_augmentation(model, scene, base, CONDITIONS, budget=4))
 
 
 def test_cores_that_follow_the_picture_are_stable_when_matched(
@@ -98,7 +100,7 @@ def test_cores_that_stay_are_stable_when_not_matched(
 
 def test_another_group_changes_nothing_when_attention_to_it_is_even(tiny_student: Veca) -> None:
     """Queries of zero read all tokens alike, however many there are; the largest budget has no next."""
-    scene = Scene("spot", bright_spot(), None)
+    scene = MaskedImage("spot", bright_spot(), None)
     model = tiny_student.eval()
     with torch.no_grad():
         for block in model.blocks:
@@ -106,15 +108,15 @@ def test_another_group_changes_nothing_when_attention_to_it_is_even(tiny_student
             block.attn.out.weight.zero_()  # so that layers after the first see the same tokens
             block.attn.out.weight.fill_diagonal_(1e-6)
     (base,) = trace_cores(model, scene, [scene.plain(SIDE)], budget=4)
-    values = dict(under_budget(model, scene, base, SETTINGS, budget=4))
+    values = dict(under_change(model, scene, base, CONDITIONS, budget=4))
     for layer in (1, 2, 3):
         assert values[Key("budget_maps", 4, layer, "8 cores")] == pytest.approx(1, abs=1e-4)
         assert values[Key("budget_places", 4, layer, "8 cores")] == pytest.approx(0, abs=1e-6)
-    assert under_budget(model, scene, base, SETTINGS, budget=16) == []
+    assert list(under_change(model, scene, base, CONDITIONS, budget=16)) == []
 
 
 def test_a_trace_has_what_the_layers_gave(tiny_student: Veca) -> None:
-    scene = Scene("spot", bright_spot(), None)
+    scene = MaskedImage("spot", bright_spot(), None)
     model = tiny_student.eval()
     (seen,) = trace_cores(model, scene, [scene.plain(SIDE)], budget=8)
     assert (seen.cores.shape, seen.maps.shape, seen.places.shape) == ((3, 8, 32), (3, 8, 16), (3, 8, 2))
@@ -155,7 +157,7 @@ def test_cores_that_divide_each_image_anew_agree_within_but_not_across() -> None
 
 
 def test_masks_come_with_their_images(image_dir: Path) -> None:
-    scenes = list(open_scenes(str(image_dir), image_dir.parent / "masks", count=2))
+    scenes = list(open_masked(str(image_dir), image_dir.parent / "masks", count=2))
     assert [scene.name for scene in scenes] == ["0.png", "2.png"]
     view = centre_view(size=(96, 72), resolution=64)  # the image itself without its margins
     labels = scenes[0].labels(view, (4, 4))

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from veca.optim.split import ParameterSplit
+from veca.optim.combined import ParameterSplit
 
 MATRIX_SHAPES = ((6, 10), (10, 6), (6, 10), (8, 8))
 REST_SHAPES = ((6,), (1, 8, 5), (3, 2, 4, 4))

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from conftest import random_split, set_grads
 
-from veca.optim import make_optimizer
+from veca.optim.combined import make_optimizer
 
 INACTIVE = {1: (0, 4), 2: (0, 1, 2, 3)}  # step → parameters without a gradient on any rank; step 2: no matrix
 

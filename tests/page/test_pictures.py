@@ -1,18 +1,9 @@
 import numpy as np
 from PIL import Image
 
-from veca.page.pictures import core_colour, draw_paths, mark_patch, mosaic, show_colours, show_heat
+from veca.page.pictures import core_colour, draw_paths, mark_patch, mosaic, show_heat
 
 GREY = Image.new("RGB", (60, 40), (128, 128, 128))
-
-
-def test_every_patch_has_its_colour() -> None:
-    colours = np.eye(3, dtype=np.float32)[[0, 1, 2, 0, 1, 2]]
-    picture = np.asarray(show_colours(colours, grid=(2, 3), size=(60, 40)))
-    assert picture.shape == (40, 60, 3)
-    for patch in range(6):
-        row, col = divmod(patch, 3)
-        assert tuple(picture[20 * row + 10, 20 * col + 10]) == tuple(255 * colours[patch].astype(int))
 
 
 def test_heat_is_brightest_where_the_map_is_largest() -> None:

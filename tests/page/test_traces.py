@@ -5,8 +5,7 @@ from PIL import Image
 
 from veca import Veca, preprocess
 from veca.page.pictures import GAP, SHOWN, TILE, Choice, core_at, cost_table, draw_sides
-from veca.page.samples import landscape, sample_images
-from veca.page.traces import Visit, cost, trace_view
+from veca.page.traces import Visit, cost, landscape, sample_images, trace_view
 
 
 @pytest.fixture

@@ -6,14 +6,8 @@ import torch
 from lightning.pytorch.strategies import FSDPStrategy, SingleDeviceStrategy
 
 from veca import Veca
-from veca.train.budgets import (
-    BLOCK,
-    BroadcastBudgetStrategy,
-    BudgetSchedule,
-    StepPlan,
-    core_parameters,
-    share_by,
-)
+from veca.train.budgets import BLOCK, BudgetSchedule, StepPlan
+from veca.train.ddp import BroadcastBudgetStrategy, core_parameters, share_by
 
 WEIGHTS = {8: 1.0, 16: 1.0, 24: 2.0, 32: 2.0, 40: 3.0, 48: 3.0, 56: 4.0, 64: 4.0}
 

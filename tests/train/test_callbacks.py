@@ -12,8 +12,8 @@ from torch import Tensor
 
 from tests.runs import LIMIT, Run, outcome, same, write_recipe
 from tests.training import BrokenTargets, make_data, make_model, make_trainer
-from veca.train.budgets import BroadcastBudgetStrategy
 from veca.train.checkpointing import LastCheckpoint, SafeCheckpointIO, newest_intact, nonfinite
+from veca.train.ddp import BroadcastBudgetStrategy
 
 BAD_STEP = 3  # counted from 0; the save of step 4 follows it
 

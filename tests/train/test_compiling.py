@@ -11,8 +11,8 @@ import torch
 from torch._inductor import cpp_builder, exc
 
 from tests.training import Diary, make_data, make_model, make_trainer
-from veca.train import compiling
-from veca.train.compiling import has_cpp_compiler
+from veca.train import callbacks
+from veca.train.callbacks import has_cpp_compiler
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def test_one_graph_per_budget_and_none_later(
     """Graphs are counted as they are traced: making C++ of them takes minutes and changes no number."""
     trace = partialmethod(torch.nn.Module.compile, backend="eager")
     monkeypatch.setattr(torch.nn.Module, "compile", trace)
-    monkeypatch.setattr(compiling, "cpu_multiplies_bf16", lambda: True)
+    monkeypatch.setattr(callbacks, "cpu_multiplies_bf16", lambda: True)
     model, counts = make_model(compile_student=True, budgets={4: 1.0, 16: 1.0}), CountGraphs(graphs)
     trainer = make_trainer(
         tmp_path,
@@ -86,11 +86,11 @@ def test_what_is_compiled_follows_from_recipe_and_length(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     done: list[str] = []
-    monkeypatch.setattr(compiling, "cpu_multiplies_bf16", lambda: True)
-    monkeypatch.setattr(compiling, "WORTH_COMPILING", 8 if worth else 9)
-    monkeypatch.setattr(compiling, "has_cpp_compiler", lambda: True)
-    monkeypatch.setattr(compiling, "compile_static", lambda *of: done.append("student"))
-    monkeypatch.setattr(compiling, "compile_teacher", lambda *of: done.append("teacher"))
+    monkeypatch.setattr(callbacks, "cpu_multiplies_bf16", lambda: True)
+    monkeypatch.setattr(callbacks, "WORTH_COMPILING", 8 if worth else 9)
+    monkeypatch.setattr(callbacks, "has_cpp_compiler", lambda: True)
+    monkeypatch.setattr(callbacks, "compile_static", lambda *of: done.append("student"))
+    monkeypatch.setattr(callbacks, "compile_teacher", lambda *of: done.append("teacher"))
     trainer = make_trainer(tmp_path, max_steps=2, precision="bf16-mixed")  # of 4 images
     trainer.fit(make_model(compile_student=compile_student), datamodule=make_data(tiny_shards))
     assert done == compiled
@@ -100,8 +100,8 @@ def test_what_is_compiled_follows_from_recipe_and_length(
 def test_a_cpu_without_bf16_compiles_nothing_by_itself(
     precision: str, tmp_path: Path, tiny_shards: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compiling, "cpu_multiplies_bf16", lambda: False)
-    monkeypatch.setattr(compiling, "WORTH_COMPILING", 1)
+    monkeypatch.setattr(callbacks, "cpu_multiplies_bf16", lambda: False)
+    monkeypatch.setattr(callbacks, "WORTH_COMPILING", 1)
     model = make_model()
     make_trainer(tmp_path, max_steps=1, precision=precision).fit(model, datamodule=make_data(tiny_shards))
     assert all(block._compiled_call_impl is None for block in model.student.blocks)

@@ -16,7 +16,7 @@ from tests.training import STAGE1, STAGE2, Diary, InactiveCores, make_data, make
 from veca import load_model
 from veca.backbones import open_model
 from veca.data.views import normalise
-from veca.optim import combined, warmup_cosine
+from veca.optim import combined
 from veca.train.distill import Distill
 from veca.train.losses import distillation_loss
 from veca.train.run_dir import MetricsLog
@@ -109,9 +109,7 @@ def test_one_counter_exact_checkpoints_and_the_learning_rate(
     assert sorted(path.name for path in tmp_path.glob("*.ckpt")) == ["step=40.ckpt", "step=80.ckpt"]
     always = model.student.patch_embed.weight
     assert int(trainer.optimizers[0].state[always]["step"]) == 100
-    expected = [
-        warmup_cosine(step, lr=4e-3, min_lr=5e-4, warmup_steps=30, max_steps=100) for step in range(100)
-    ]
+    expected = [model.optimization.rate(step, warmup=30, max_steps=100) for step in range(100)]
     for both, rate in zip(rates.rates, expected, strict=True):
         assert both == pytest.approx([rate, rate], rel=1e-12)
 

@@ -19,7 +19,7 @@ from veca.train.checkpointing import LastCheckpoint, SafeCheckpointIO
 from veca.train.preemption import STOPPED, Stopped, StopWhenAsked
 from veca.train.slurm import requeue
 from veca.utils.lightning_compat import leave_signals_alone
-from veca.utils.signals import STOP, stop_signals
+from veca.utils.process import STOP, stop_signals
 
 STEPS = 6
 pytestmark = pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.runs import write_recipe
-from veca.utils.leaving import PATIENCE, STOPPED
+from veca.utils.process import PATIENCE, STOPPED
 
 LIMIT = 90.0  # seconds for a start on a busy machine
 

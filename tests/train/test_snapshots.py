@@ -17,8 +17,18 @@ from tests.training import make_data
 from veca import load_model
 from veca.cli.main import main
 from veca.data.views import normalise
-from veca.train.environment import facts, gather, git_state, read_environment
-from veca.train.snapshots import MAX_SIDE, RANK, Snapshot, pack, read_snapshots, write_snapshot
+from veca.train.snapshots import (
+    MAX_SIDE,
+    RANK,
+    Snapshot,
+    facts,
+    gather,
+    git_state,
+    pack,
+    read_environment,
+    read_snapshots,
+    write_snapshot,
+)
 from veca.types import Batch, Features
 
 STEPS = 14  # a validation after each seventh
@@ -253,7 +263,7 @@ def test_a_damaged_environment_is_kept_and_does_not_end_the_run(
     run = tmp_path / "run"
     shutil.copytree(whole, run)
     (run / "environment.json").write_text('{"starts": [')
-    with caplog.at_level(logging.WARNING, "veca.train.environment"):
+    with caplog.at_level(logging.WARNING, "veca.train.snapshots"):
         fit(recipe, run, "--trainer.max_steps", "15")
     assert "environment.json is damaged" in caplog.text
     assert (run / "environment.json").read_text() == '{"starts": ['

@@ -11,6 +11,7 @@ from torch import Tensor
 from veca import Veca
 from veca.utils import maps
 from veca.utils.maps import (
+    as_pixels,
     choose_method,
     core_maps,
     core_paths,
@@ -72,6 +73,11 @@ def test_paths_are_in_pixels_x_first() -> None:
     places = torch.tensor([[[-1.0, -1.0], [0.0, 0.0]], [[1.0, 1.0], [0.5, -0.5]]])  # (L, C, 2)
     paths = core_paths(places, size=(200, 100))
     np.testing.assert_allclose(paths, [[[0, 0], [200, 100]], [[100, 50], [150, 25]]])
+
+
+def test_every_patch_has_its_colour() -> None:
+    colours = np.eye(3, dtype=np.float32)[[0, 1, 2, 0, 1, 2]]
+    assert as_pixels(colours, (2, 3)).reshape(6, 3).tolist() == (255 * colours).tolist()
 
 
 def test_the_patch_under_a_pixel() -> None:
@@ -157,7 +163,7 @@ def test_umap_learns_from_some_and_places_the_rest(monkeypatch: pytest.MonkeyPat
 
 def test_without_umap_it_is_pca(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(maps, "find_spec", lambda name: None)
-    monkeypatch.setattr("veca.utils.extras.find_spec", lambda name: None)
+    monkeypatch.setattr("veca.utils.imports.find_spec", lambda name: None)
     assert choose_method(None) == "pca"
     assert choose_method("pca") == "pca"
     with pytest.raises(ValueError, match=r"veca\[figures\]"):

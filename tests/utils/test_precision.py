@@ -55,7 +55,7 @@ def ten_steps(shards: Path, folder: Path, precision: str) -> tuple[list[float], 
 
 def pretend(monkeypatch: pytest.MonkeyPatch, *, cpu: bool, gpu: bool | None = None) -> None:
     """A machine whose CPU multiplies bf16 or not, with a GPU (None: without) that does or not."""
-    for module in ("veca.utils.precision", "veca.train.compiling"):
+    for module in ("veca.utils.precision", "veca.train.callbacks"):
         monkeypatch.setattr(f"{module}.cpu_multiplies_bf16", lambda: cpu)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu is not None)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **options: gpu)

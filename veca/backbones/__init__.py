@@ -47,8 +47,7 @@ from veca.data.resolutions import PATCH_SIZE
 from veca.data.views import normalise
 from veca.model import SIZES, Size, Veca
 from veca.teachers.base import Encoding, Normalisation, Teacher, weights_fingerprint
-from veca.teachers.tokens import TokenTeacher, size_options
-from veca.teachers.transformers import load_network
+from veca.teachers.transformers import TokenTeacher, load_network, size_options
 
 Task = Literal["classify", "multilabel", "segment", "depth"]
 DENSE_TASKS: tuple[Task, ...] = ("segment", "depth")

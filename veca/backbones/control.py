@@ -22,9 +22,8 @@ from torch import Tensor, nn
 from veca.checkpoint import CONTROL_KEY, read_pickle, student_tensors
 from veca.data.resolutions import PATCH_SIZE
 from veca.model.sizes import Size, resolve_size
-from veca.teachers.base import check_images
 from veca.teachers.dinov3 import NUM_REGISTERS, dinov3_config, is_gated
-from veca.types import Features
+from veca.types import Features, check_images
 
 NUM_GLOBAL = 1 + NUM_REGISTERS
 # The student's augmentation of method §1: shift each axis, then scale both.
@@ -79,11 +78,7 @@ class TransformersStudent(nn.Module):
 
     def forward(self, images: Tensor, *, budget: int | None = None) -> Features:
         """Features of a batch. `budget` is ignored: it is there so that no caller has to know."""
-        check_images(images)
-        if not images.is_floating_point():
-            raise ValueError(
-                f"images must be normalised floats; got {images.dtype}. Use veca.preprocess or normalise."
-            )
+        check_images(images, normalised=True)
         eager = self._eager_inference and not torch.is_grad_enabled()
         run = self.model.forward if eager else self.model
         x: Tensor = run(pixel_values=images).last_hidden_state  # (B, C + N, D)

@@ -7,6 +7,7 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,35 +42,39 @@ NUM_PICTURES = 16  # different ones; the rest differ in a comment
 def pixels(photos: Path | None = None, *, num_photos: int = 96, repeats: int = 9) -> Steps:
     """Images per second from encoded bytes to a training view, TrivialAugmentWide included, on one thread.
 
-    Ours draws the view and ends in uint8, which is what travels to the device; the obvious pipeline ends in
-    normalised floats, since that is what it is for.
-
-    * `verbatim_vs_obvious`: both on the photos as they are;
-    * `small_vs_obvious`: ours on photos re-encoded to the short side of training, the obvious one as before;
-    * `small_vs_decode`: ours on the small photos, against decoding them and doing nothing else.
+    Ours ends in uint8, which is what travels to the device; the obvious one in normalised floats. `small`
+    is ours on photos re-encoded to the short side of training, `decode` decodes those and does nothing else.
 
     Args:
         photos: Folder of JPEGs; without one, photos are generated.
         num_photos: How many.
         repeats: Turns that each pipeline takes.
     """
-    verbatim = _read_photos(photos, num_photos) if photos else [photo_like(n) for n in range(num_photos)]
+    verbatim = [photo_like(number) for number in range(num_photos)] if photos is None else []
+    if photos is not None:
+        paths = sorted(path for path in photos.iterdir() if path.suffix.lower() in (".jpg", ".jpeg"))
+        verbatim = [path.read_bytes() for path in paths[:num_photos]]
+    if not verbatim:
+        raise FileNotFoundError(
+            f"no .jpg or .jpeg in {photos}; give a folder of photos, or none to make some."
+        )
     small = [_shrink(data) for data in verbatim]
+    candidates = {
+        "obvious": _rounds(_obvious, verbatim),
+        "verbatim": _rounds(_ours, verbatim),
+        "small": _rounds(_ours, small),
+        "decode": _rounds(_decode, small),
+    }
     with one_thread():
         yield Case(
-            candidates={
-                "obvious": _rounds(_obvious, verbatim),
-                "verbatim": _rounds(_ours, verbatim),
-                "small": _rounds(_ours, small),
-                "decode": _rounds(_decode, small),
-            },
+            candidates=candidates,
             ratios={
                 "verbatim_vs_obvious": Ratio("obvious", "verbatim", Goal(1.5)),
                 "small_vs_obvious": Ratio("obvious", "small", Goal(5.0)),
                 "small_vs_decode": Ratio("decode", "small", Goal(0.75)),
             },
             unit="{}_per_s",
-            amounts=dict.fromkeys(("obvious", "verbatim", "small", "decode"), len(verbatim)),
+            amounts=dict.fromkeys(candidates, len(verbatim)),
             repeats=repeats,
         )
 
@@ -95,24 +100,20 @@ def _decode(images: list[bytes], _: int) -> None:
 
 
 def _obvious(images: list[bytes], first: int) -> None:
-    for number, data in enumerate(images):
-        _obvious_view(data, first + number)
-
-
-def _obvious_view(data: bytes, number: int) -> torch.Tensor:
-    rng = np.random.default_rng(number)
-    image: Image.Image = Image.open(io.BytesIO(data)).convert("RGB")
-    width, height = resized_size(image.size, resolution=RESOLUTION)
-    image = image.resize((width, height), Image.Resampling.BICUBIC)
-    left, top = int(rng.integers(width - RESOLUTION + 1)), int(rng.integers(height - RESOLUTION + 1))
-    image = image.crop((left, top, left + RESOLUTION, top + RESOLUTION))
-    if rng.random() < 0.5:
-        image = ImageOps.mirror(image)
-    op = OPS[int(rng.integers(len(OPS)))]
-    step, negative = int(rng.integers(NUM_BINS)), bool(rng.random() < 0.5)
-    image = _pillow_op(image, op, resolve_magnitude(op, step=step, negative=negative))
-    floats = torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous().float().div(255)
-    return (floats - torch.tensor(MEAN).view(3, 1, 1)) / torch.tensor(STD).view(3, 1, 1)
+    for number, data in enumerate(images, first):
+        rng = np.random.default_rng(number)
+        image: Image.Image = Image.open(io.BytesIO(data)).convert("RGB")
+        width, height = resized_size(image.size, resolution=RESOLUTION)
+        image = image.resize((width, height), Image.Resampling.BICUBIC)
+        left, top = int(rng.integers(width - RESOLUTION + 1)), int(rng.integers(height - RESOLUTION + 1))
+        image = image.crop((left, top, left + RESOLUTION, top + RESOLUTION))
+        if rng.random() < 0.5:
+            image = ImageOps.mirror(image)
+        op = OPS[int(rng.integers(len(OPS)))]
+        step, negative = int(rng.integers(NUM_BINS)), bool(rng.random() < 0.5)
+        image = _pillow_op(image, op, resolve_magnitude(op, step=step, negative=negative))
+        floats = torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous().float().div(255)
+        (floats - torch.tensor(MEAN).view(3, 1, 1)) / torch.tensor(STD).view(3, 1, 1)
 
 
 def _pillow_op(image: Image.Image, op: str, m: float) -> Image.Image:
@@ -137,15 +138,6 @@ def _pillow_op(image: Image.Image, op: str, m: float) -> Image.Image:
         "Equalize": lambda: ImageOps.equalize(image),
     }
     return functions[op]()
-
-
-def _read_photos(folder: Path, num_photos: int) -> list[bytes]:
-    paths = sorted(path for path in folder.iterdir() if path.suffix.lower() in (".jpg", ".jpeg"))
-    if not paths:
-        raise FileNotFoundError(
-            f"no .jpg or .jpeg in {folder}; give a folder of photos, or none to make some."
-        )
-    return [path.read_bytes() for path in paths[:num_photos]]
 
 
 def _shrink(data: bytes) -> bytes:
@@ -179,10 +171,8 @@ def _encode(image: Image.Image, quality: int = QUALITY) -> bytes:
 def loader(*, num_images: int = 512, repeats: int = 3) -> Steps:
     """What streaming costs on top of decoding, and what a resume costs instead of training.
 
-    * `read_share`: reading a sample (pread, tar headers) as a share of rendering a view of it;
-    * `loader_share_0`: images per second of the loader in one process, as a share of rendering alone;
-    * `workers_1`, `workers_2`: how many times faster the loader is with workers, their start included;
-    * `resume_share`: going to position k in a fresh order, as a share of loading the k batches before it.
+    `read_share` and `loader_share_0` are shares of rendering, `workers_N` of the loader in one process, the
+    start of workers included; `resume_share` is going to a position over loading all that lies before it.
 
     Args:
         num_images: Photos of 384×288 in the shards.
@@ -194,7 +184,7 @@ def loader(*, num_images: int = 512, repeats: int = 3) -> Steps:
         views = FreshViews(seed=0)
         counts = open_sources(folder)[0].counts("train").samples
 
-        def render_all() -> None:
+        def render_views() -> None:
             for sample in samples:
                 render(sample.image, views.choose(sample, visit=0, resolution=RESOLUTION)[0])
 
@@ -203,14 +193,8 @@ def loader(*, num_images: int = 512, repeats: int = 3) -> Steps:
             order.refs(0, order.samples_per_epoch - BATCH_SIZE, order.samples_per_epoch)
 
         yield Case(
-            candidates={
-                "read": read_all,
-                "render": render_all,
-                "skip": skip_to_the_end,
-                "loader_0": lambda: _load_all(folder, num_workers=0),
-                "loader_1": lambda: _load_all(folder, num_workers=1),
-                "loader_2": lambda: _load_all(folder, num_workers=2),
-            },
+            candidates={"read": read_all, "render": render_views, "skip": skip_to_the_end}
+            | {f"loader_{workers}": partial(_load_all, folder, workers) for workers in range(3)},
             ratios={
                 "read_share": Ratio("read", "render"),
                 "workers_1": Ratio("loader_0", "loader_1"),
@@ -220,7 +204,7 @@ def loader(*, num_images: int = 512, repeats: int = 3) -> Steps:
             },
             unit="{}_per_s",
             amounts=dict.fromkeys(("read", "render"), num_images)
-            | dict.fromkeys(("loader_0", "loader_1", "loader_2"), PASSES * num_images),
+            | {f"loader_{workers}": PASSES * num_images for workers in range(3)},
             repeats=repeats,
         )
 
@@ -234,7 +218,7 @@ def sample_reader(folder: str) -> Callable[[], list[Sample]]:
     return lambda: [reader.read(*ref) for ref in refs]
 
 
-def _load_all(folder: str, *, num_workers: int) -> None:
+def _load_all(folder: str, num_workers: int) -> None:
     """An epoch of `PASSES` passes through a fresh loader."""
     data = ShardDataModule(
         sources={folder: float(PASSES)},
@@ -266,9 +250,9 @@ def photo_shards(num_images: int) -> Iterator[str]:
 def shards(folder: str | None = None, *, repeats: int = 5) -> Steps:
     """How fast images become shards, next to GNU tar over the same files.
 
-    Files are in the page cache and everybody writes to the same disk, so the numbers are those of the code
-    and not of the disk. GNU tar returns before its bytes are on the disk; shards are synced, shard by shard.
-    Both are reported: tar as it is, and tar followed by a sync of its file.
+    Files are in the page cache and everybody writes to the same disk, so the numbers are those of the code.
+    GNU tar returns before its bytes are on the disk, shards are synced one by one: so tar is timed as it is,
+    and followed by a sync of its file.
 
     Args:
         folder: Images; without a folder, JPEGs of about 150 kB are generated.
@@ -282,11 +266,11 @@ def shards(folder: str | None = None, *, repeats: int = 5) -> Steps:
         small = {"shard_samples": 25, "max_short_side": 256}
         yield Case(
             candidates={
-                "tar": lambda: _tar(files, work, sync=False),
-                "tar_sync": lambda: _tar(files, work, sync=True),
-                "verbatim": lambda: _make_shards(files, work / "out", shard_bytes=150_000_000),
-                "reencode_1": lambda: _make_shards(few, work / "out", **small, workers=1),
-                "reencode_2": lambda: _make_shards(few, work / "out", **small, workers=2),
+                "tar": partial(_tar, files, work, sync=False),
+                "tar_sync": partial(_tar, files, work, sync=True),
+                "verbatim": partial(_make_shards, files, work / "out", shard_bytes=150_000_000),
+                "reencode_1": partial(_make_shards, few, work / "out", **small, workers=1),
+                "reencode_2": partial(_make_shards, few, work / "out", **small, workers=2),
             },
             ratios={
                 "verbatim_vs_tar": Ratio("tar", "verbatim", Goal(0.6)),

@@ -1,10 +1,7 @@
 """What all benchmarks share: candidates take turns, ratios are judged by goals and kept in a JSON.
 
-A benchmark is a generator of cases (each is built when the one before is measured) and of numbers that need
-no turns. `veca bench all` runs every benchmark, prints the ratios that have a goal and writes all of them to
-a JSON. `veca bench check` compares them with the ratios kept in `docs/bench.json`: one that is more than 15 %
-worse, and still is when its benchmark is repeated, is a failure. A ratio taken in one run means something on
-another machine; milliseconds do not.
+A ratio taken in one run means something on another machine; milliseconds do not. `veca bench check` compares
+with `docs/bench.json`: a ratio more than 15 % worse, and still so when repeated, is a failure.
 """
 
 import json
@@ -36,8 +33,6 @@ MODULES = {  # benchmark → where its function of the same name lives; imported
     "scale": "veca.bench.training",
 }
 P = ParamSpec("P")
-Names = Sequence[str] | str  # a list, or the same as a,b
-Numbers = Sequence[int] | str
 
 
 class Goal(NamedTuple):
@@ -70,11 +65,11 @@ class Ratio(NamedTuple):
     scale: float = 1.0
 
 
-class Results(dict[str, float]):
+class Measured(dict[str, float]):
     """Numbers by name, as the JSON has them, the spreads of ratios among them; and the goals of some."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, numbers: Mapping[str, float] | None = None) -> None:
+        super().__init__(numbers or {})
         self.goals: dict[str, Goal] = {}
 
     def shown(self, name: str) -> str:
@@ -93,82 +88,52 @@ class Results(dict[str, float]):
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """Candidates that take turns, and the numbers taken from it.
+    """Candidates that take turns, and the numbers taken from it."""
 
-    Args:
-        candidates: What takes turns; with `own_clock` each returns its readings (seconds, kilobytes) by name.
-        ratios: By name.
-        unit: Name of what a candidate reaches by itself, as in {}_per_s; otherwise seconds per amount.
-        amounts: What one call of a candidate gets done, in that unit.
-        repeats: Turns that each candidate takes.
-        warmup: Untimed rounds before.
-        turn: Seconds that a turn takes at least; only without `own_clock`.
-        own_clock: Whether candidates time themselves.
-    """
-
-    candidates: Mapping[str, Callable[[], Any]]
+    candidates: Mapping[str, Callable[[], Any]]  # with `own_clock` each returns its readings by name
     ratios: Mapping[str, Ratio]
-    unit: str = ""
-    amounts: Mapping[str, float] = field(default_factory=dict)
+    unit: str = ""  # of what a candidate reaches by itself, as in {}_per_s; otherwise seconds per amount
+    amounts: Mapping[str, float] = field(default_factory=dict)  # what a call gets done, in that unit
     repeats: int
-    warmup: int = 1
-    turn: float = 0.0
+    warmup: int = 1  # untimed rounds before
+    turn: float = 0.0  # seconds that a turn takes at least; only without `own_clock`
     own_clock: bool = False
 
-    def measure(self) -> Results:
+    def measure(self) -> Measured:
         if self.own_clock:
             timings = collect(self.candidates, repeats=self.repeats, warmup=self.warmup)
         else:
             timings = interleave(self.candidates, repeats=self.repeats, warmup=self.warmup, turn=self.turn)
-        results = Results()
+        found = Measured()
         for name, (slow, fast, goal, scale) in self.ratios.items():
-            results |= compare(timings, {name: (slow, fast)}, scale=scale)
+            found |= compare(timings, {name: (slow, fast)}, scale=scale)
             if goal:
-                results.goals[name] = goal
+                found.goals[name] = goal
         for name, amount in self.amounts.items():
             seconds = timings[name].median
             per_second = self.unit.endswith("_per_s")
-            results[self.unit.format(name)] = amount / seconds if per_second else seconds / amount
-        return results
+            found[self.unit.format(name)] = amount / seconds if per_second else seconds / amount
+        return found
 
 
-Steps = Generator[Case | dict[str, float], None, None]
+Steps = Generator[Case | dict[str, float], None, None]  # cases, and numbers that need no turns
 
 
-def benchmark(steps: Callable[P, Steps]) -> Callable[P, Results]:
+def benchmark(steps: Callable[P, Steps]) -> Callable[P, Measured]:
     """The function that measures the cases of a generator, and tells each at once: all may take minutes."""
 
     @wraps(steps)
-    def run(*args: P.args, **kwargs: P.kwargs) -> Results:
-        whole = Results()
+    def run(*args: P.args, **kwargs: P.kwargs) -> Measured:
+        whole = Measured()
         with closing(steps(*args, **kwargs)) as running:
-            for step in running:
-                found = Results()
-                if isinstance(step, Case):
-                    found = step.measure()
-                else:
-                    found |= step
+            for step in running:  # each case is built when the one before is measured
+                found = step.measure() if isinstance(step, Case) else Measured(step)
                 found.tell()
                 whole |= found
                 whole.goals |= found.goals
         return whole
 
     return run
-
-
-def names(value: Names) -> list[str]:
-    """The items of a list, or of `a,b`."""
-    return [word.strip() for word in value.split(",")] if isinstance(value, str) else list(value)
-
-
-def numbers(key: str, value: Numbers) -> list[int]:
-    try:
-        found = [int(word) for word in names(value)] if isinstance(value, str) else list(value)
-    except ValueError:
-        found = []
-    if not found or min(found) < 1:
-        raise ValueError(f"{key} must be positive numbers with commas between them; got {value!r}. Try 8,64.")
-    return found
 
 
 @contextmanager
@@ -187,7 +152,7 @@ def one_thread() -> Iterator[None]:
             os.environ["OMP_NUM_THREADS"] = before
 
 
-def run_all(*, out: Path = Path("bench.json"), only: Names | None = None) -> None:
+def run_all(*, out: Path = Path("bench.json"), only: Sequence[str] | None = None) -> None:
     """Run the benchmarks, print their goals, and write every ratio with its spread to a JSON.
 
     Args:
@@ -197,7 +162,9 @@ def run_all(*, out: Path = Path("bench.json"), only: Names | None = None) -> Non
     print(f"\n{_table(_run(only, out))}\n\n{out}")
 
 
-def check(*, baseline: Path = BASELINE, out: Path = Path("bench.json"), only: Names | None = None) -> None:
+def check(
+    *, baseline: Path = BASELINE, out: Path = Path("bench.json"), only: Sequence[str] | None = None
+) -> None:
     """Run the benchmarks and fail where a ratio with a goal is more than 15 % worse than the one kept.
 
     Where it seems so, the benchmark is run once more: noise is not worse twice.
@@ -226,7 +193,7 @@ def check(*, baseline: Path = BASELINE, out: Path = Path("bench.json"), only: Na
     print(f"nothing lost more than {MAX_LOSS:.0%} against {baseline}")
 
 
-def losses(results: dict[str, Results], kept: dict[str, dict[str, float]]) -> dict[tuple[str, str], str]:
+def losses(results: dict[str, Measured], kept: dict[str, dict[str, float]]) -> dict[tuple[str, str], str]:
     """Every (benchmark, ratio) with a goal that has become worse by more than MAX_LOSS, and a line on it."""
     return {
         (name, ratio): f"- {name} {ratio}: {found[ratio]:.3g}, was {before:.3g}"
@@ -237,14 +204,14 @@ def losses(results: dict[str, Results], kept: dict[str, dict[str, float]]) -> di
     }
 
 
-def _run(only: Names | None, out: Path) -> dict[str, Results]:
+def _run(only: Sequence[str] | None, out: Path) -> dict[str, Measured]:
     """The results of the benchmarks, written as they come; what `only` leaves out stays in the file."""
-    chosen = list(MODULES) if only is None else names(only)
+    chosen = list(MODULES) if only is None else list(only)
     unknown = sorted(set(chosen) - set(MODULES))
     if unknown:
         raise ValueError(f"only: no benchmark {', '.join(unknown)}; there are {', '.join(MODULES)}.")
     kept = json.loads(out.read_text(encoding="utf-8")) if only and out.is_file() else {}
-    results: dict[str, Results] = {}
+    results: dict[str, Measured] = {}
     for name, module in MODULES.items():
         if name in chosen:
             print(f"== {name}", flush=True)
@@ -253,7 +220,7 @@ def _run(only: Names | None, out: Path) -> dict[str, Results]:
     return results
 
 
-def _table(results: dict[str, Results]) -> str:
+def _table(results: dict[str, Measured]) -> str:
     lines = ["| benchmark | ratio | measured | goal | |", "|---|---|---:|---:|---|"]
     for name, found in results.items():
         for ratio, goal in found.goals.items():

@@ -2,13 +2,12 @@
 
 `attention` times one projection–attention–projection path beside that of the DINOv3 of the same size
 (transformers' layer with its SDPA kernel, on its own N + 5 tokens), called with the inputs it gets in a
-forward pass. FLOPs are counted by torch and equal the formulas of the paper.
+forward pass.
 
 `model` times forward pass and training step beside DINOv3-S and a straightforward VECA. Every resolution has
-a pass of about as many patches, as a training step has: 16 images of 256 px, or one of 1024 px. The machine's
-own matrix rate, as many float32 products of 2048³ as make up the step's FLOPs, takes turns with the training
-steps, so that "share of the matrix rate" means the same on every machine. Peak memory is the median of a few
-processes per candidate.
+a pass of about as many patches, as a training step has: 16 images of 256 px, or one of 1024 px. As many
+float32 products of 2048³ as make up the step's FLOPs take turns with the training steps, so that "share of
+the matrix rate" means the same on every machine.
 
 Shapes: B batch, C active cores, N patches, T = C + N tokens, D width, H heads, h head width.
 """
@@ -17,7 +16,7 @@ import re
 import resource
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -29,7 +28,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
-from veca.bench.harness import Case, Goal, Names, Numbers, Ratio, Steps, benchmark, names, numbers
+from veca.bench.harness import Case, Goal, Ratio, Steps, benchmark
 from veca.data.resolutions import PATCH_SIZE
 from veca.flops import attention_flops, meta_student, meta_teacher
 from veca.model import Veca, create_model
@@ -39,7 +38,7 @@ from veca.model.rope import frequencies, patch_coordinates
 from veca.model.sizes import Size, resolve_size
 from veca.teachers.dinov3 import dinov3_config
 from veca.types import Features
-from veca.utils.memory import keep_memory
+from veca.utils.process import keep_memory
 
 RESOLUTIONS = (256, 512, 768, 1024)
 TURN = 0.1  # seconds; an attention path at 256 px takes a few milliseconds
@@ -56,10 +55,10 @@ Run = Callable[[Tensor], Tensor]
 @benchmark
 def attention(
     *,
-    sizes: Names = ("small", "base", "large"),
-    resolutions: Numbers = RESOLUTIONS,
-    budgets: Numbers = (8, 64),
-    batches: Numbers = (1, 2, 4, 8),
+    sizes: Sequence[str] = ("small", "base", "large"),
+    resolutions: Sequence[int] = RESOLUTIONS,
+    budgets: Sequence[int] = (8, 64),
+    batches: Sequence[int] = (1, 2, 4, 8),
     repeats: int = 7,
 ) -> Steps:
     """Time one layer's attention path of VECA and DINOv3, over sizes, resolutions, budgets and batches.
@@ -71,24 +70,23 @@ def attention(
         batches: Batch sizes, timed for the first size at the smallest resolution.
         repeats: Turns that each candidate takes.
     """
-    chosen, sides, cores = names(sizes), numbers("resolutions", resolutions), numbers("budgets", budgets)
-    places = [(size, side, 1) for size in chosen for side in sides]
-    places += [(chosen[0], min(sides), batch) for batch in numbers("batches", batches)[1:]]
+    places = [(size, side, 1) for size in sizes for side in resolutions]
+    places += [(sizes[0], min(resolutions), batch) for batch in batches[1:]]
     for name, side, batch in places:
         size, key = replace(resolve_size(name, {}), depth=1), f"{name}/r{side}/batch{batch}"
         student = meta_student(name, {"depth": 1}, teacher_width=size.width)
         theirs = attention_flops(meta_teacher(size, gated=False), resolution=side)
-        for budget in cores:
+        for budget in budgets:
             flops = attention_flops(student, resolution=side, budget=budget)
             print(f"{key}/b{budget}: {batch * flops / 1e9:.2f} GFLOPs, DINOv3 {batch * theirs / 1e9:.2f}")
             yield {f"{key}/b{budget}/flop_ratio": theirs / flops}
         images, layer = torch.randn(batch, 3, side, side), Veca(**size.as_dict())
-        paths = {f"b{budget}": _attention_path(layer, images, budget=budget) for budget in cores}
+        paths = {f"b{budget}": _attention_path(layer, images, budget=budget) for budget in budgets}
         yield Case(
             candidates=paths | {"dinov3": _attention_path(_dinov3(size), images)},
             ratios={
                 f"{key}/b{budget}/speed_up": Ratio("dinov3", f"b{budget}", _goal(name, side, batch, budget))
-                for budget in cores
+                for budget in budgets
             },
             repeats=repeats,
             warmup=2,
@@ -124,7 +122,7 @@ def _dinov3(size: Size) -> nn.Module:
 @benchmark
 def model(
     *,
-    resolutions: Numbers = RESOLUTIONS,
+    resolutions: Sequence[int] = RESOLUTIONS,
     budget: int = BUDGET,
     patches: int = 4096,
     repeats: int = 5,
@@ -139,15 +137,14 @@ def model(
         repeats: Turns that each candidate takes.
         memory: Also measure peak memory, each candidate in a process of its own.
     """
-    sides = numbers("resolutions", resolutions)
     runs = {name: candidate(name, budget=budget) for name in CANDIDATES}
-    for side in sides:
+    for side in resolutions:
         images = _images(side, patches)
         for kind in STEPS:
             yield _step_case(runs, images, kind, budget=budget, repeats=repeats)
         if memory:
             yield memory_case(resolution=side, batch=len(images), budget=budget)
-    if {512, 1024} <= set(sides):
+    if {512, 1024} <= set(resolutions):
         for kind in STEPS:
             yield growth_case(runs["veca"], kind, patches=patches, repeats=repeats)
 
@@ -172,9 +169,8 @@ def train_flops(resolution: int, budget: int = BUDGET) -> int:
     return int(counter.get_total_flops())
 
 
-def _images(resolution: int, patches: int) -> Tensor:
-    batch = max(1, round(patches / (resolution // PATCH_SIZE) ** 2))
-    return torch.randn(batch, 3, resolution, resolution)
+def _images(side: int, patches: int) -> Tensor:
+    return torch.randn(max(1, round(patches / (side // PATCH_SIZE) ** 2)), 3, side, side)
 
 
 def _forward(run: Run, images: Tensor) -> None:
@@ -222,11 +218,8 @@ def growth_case(run: Run, kind: str, *, patches: int, repeats: int) -> Case:
 def memory_case(*, resolution: int, batch: int, budget: int) -> Case:
     """Of a few processes each: a single peak may be a fifth off."""
 
-    def peak(name: str) -> dict[str, float]:
-        return {name: _peak(name, resolution=resolution, batch=batch, budget=budget)}
-
     return Case(
-        candidates={name: partial(peak, name) for name in CANDIDATES},
+        candidates={name: partial(_peak, name, resolution, batch, budget) for name in CANDIDATES},
         ratios={
             f"train/r{resolution}/{peer}_memory_over_veca": Ratio(peer, "veca", Goal(1.0))
             for peer in CANDIDATES[1:]
@@ -237,13 +230,13 @@ def memory_case(*, resolution: int, batch: int, budget: int) -> Case:
     )
 
 
-def _peak(name: str, **sizes: int) -> float:
-    command = [sys.executable, "-m", "veca.bench.model", name, *map(str, sizes.values())]
-    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+def _peak(name: str, *sizes: int) -> dict[str, float]:
+    command = [sys.executable, "-m", "veca.bench.model", name, *map(str, sizes)]
+    return {name: float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)}
 
 
 def _measure_peak(name: str, resolution: int, batch: int, budget: int) -> None:
-    """In a process of its own: how far a training step raises the peak of the resident memory."""
+    """How far a training step raises the peak of this process's resident memory."""
     run = candidate(name, budget=budget)
     _train(run, torch.randn(1, 3, 64, 64))
     before = _peak_kilobytes()
@@ -262,8 +255,7 @@ def _peak_kilobytes() -> int:
 def straightforward(model: Veca, images: Tensor, budget: int) -> Features:
     """The features of `model` without RoPE augmentation, as one writes VECA down from the method.
 
-    Nothing here is slow on purpose: three products for q, k and v, the rotation as the formula reads, angles
-    of all tokens computed again in every layer, and everything concatenated where the method does it.
+    Nothing here is slow on purpose: the rotation as the formula reads, its angles in every layer again.
     """
     z = model.patch_embed(images)
     rows, cols = z.shape[-2:]
@@ -290,16 +282,13 @@ def straightforward(model: Veca, images: Tensor, budget: int) -> Features:
 
 
 def _attend(attn: CoreAttention, x: Tensor, coordinates: Tensor, turn_rate: Tensor, budget: int) -> Tensor:
-    q, k, v = (_heads(project(x), attn.num_heads) for project in (attn.q, attn.k, attn.v))
+    products = (project(x).unflatten(-1, (attn.num_heads, -1)) for project in (attn.q, attn.k, attn.v))
+    q, k, v = (product.transpose(1, 2) for product in products)  # (B, H, T, h)
     q, k = _turn(q, coordinates, turn_rate), _turn(k, coordinates, turn_rate)
     cores = F.scaled_dot_product_attention(q[:, :, :budget], k, v)
     patches = F.scaled_dot_product_attention(q[:, :, budget:], k[:, :, :budget], v[:, :, :budget])
     out: Tensor = attn.out(torch.cat((cores, patches), dim=2).transpose(1, 2).flatten(2))
     return out
-
-
-def _heads(x: Tensor, num_heads: int) -> Tensor:
-    return x.reshape(*x.shape[:2], num_heads, -1).transpose(1, 2)  # (B, H, T, h)
 
 
 def _turn(x: Tensor, coordinates: Tensor, turn_rate: Tensor) -> Tensor:

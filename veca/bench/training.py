@@ -2,7 +2,6 @@
 
 import copy
 import io
-import json
 import os
 import subprocess
 import sys
@@ -42,7 +41,7 @@ from veca.probes.classify import EPOCHS
 from veca.probes.heads import RATES, fit_linear
 from veca.teachers import OfflineTeacher, Teacher
 from veca.teachers.dinov3 import is_gated
-from veca.train.budgets import STRATEGY_NAME
+from veca.train.ddp import STRATEGY_NAME
 from veca.train.distill import Distill
 from veca.train.losses import distillation_loss
 from veca.train.run_dir import MetricsLog
@@ -64,12 +63,10 @@ LAUNCH_VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "NODE_RANK", "LO
 def loop(*, num_steps: int = LOG_EVERY, repeats: int = 5) -> Steps:
     """What the training loop costs on top of its work: `Distill` under Lightning next to a bare PyTorch loop.
 
-    Both train the same student from the same weights on the same batches in memory, with the same frozen
-    teacher, budgets, loss, optimizer and schedule: their weights agree in the end, to rounding. The bare loop
-    does nothing else: it logs nothing, watches for no loss that is not finite, and draws its budgets
-    beforehand. Start-up is left out: the clock starts with the third step. Neither loop waits for anything
-    and both run on one thread, so CPU time tells their costs apart where wall-clock tells how busy the
-    machine is.
+    Both train the same student on the same batches in memory: their weights agree in the end, to rounding.
+    The bare loop logs nothing, watches for no loss that is not finite, and draws its budgets beforehand.
+    Neither loop waits for anything and both run on one thread, so CPU time tells their costs apart where
+    wall-clock tells how busy the machine is.
 
     Args:
         num_steps: Steps that are timed in a turn.
@@ -82,11 +79,9 @@ def loop(*, num_steps: int = LOG_EVERY, repeats: int = 5) -> Steps:
             seconds = fit(copy.deepcopy(model), batches, num_steps=num_steps)
             return {f"{name}_cpu": seconds.cpu, f"{name}_wall": seconds.wall}
 
+        loops: dict[str, Callable[..., Seconds]] = {"bare": fit_bare, "lightning": fit_lightning}
         yield Case(
-            candidates={
-                "bare": partial(timed, "bare", fit_bare),
-                "lightning": partial(timed, "lightning", fit_lightning),
-            },
+            candidates={name: partial(timed, name, fit) for name, fit in loops.items()},
             ratios={
                 "cpu_ratio": Ratio("lightning_cpu", "bare_cpu", Goal(1.03, at_most=True)),
                 "wall_ratio": Ratio("lightning_wall", "bare_wall"),
@@ -104,12 +99,9 @@ class Seconds(NamedTuple):
     cpu: float
     wall: float
 
-    @classmethod
-    def now(cls) -> "Seconds":
-        return cls(time.process_time(), time.perf_counter())
 
-    def since(self, start: "Seconds") -> "Seconds":
-        return Seconds(self.cpu - start.cpu, self.wall - start.wall)
+def since(cpu: float, wall: float) -> Seconds:
+    return Seconds(time.process_time() - cpu, time.perf_counter() - wall)
 
 
 def fit_bare(model: Distill, batches: list[Batch], *, num_steps: int) -> Seconds:
@@ -120,10 +112,10 @@ def fit_bare(model: Distill, batches: list[Batch], *, num_steps: int) -> Seconds
     teacher = model.teacher
     assert teacher is not None
     model.train()
-    start = Seconds.now()
+    start = since(0, 0)
     for step, budget in enumerate(budgets):
         if step == UNTIMED:
-            start = Seconds.now()
+            start = since(0, 0)
         batch = batches[step % len(batches)]
         targets = teacher(batch.images)
         features = model.student(normalise(batch.images), budget=budget)
@@ -132,35 +124,33 @@ def fit_bare(model: Distill, batches: list[Batch], *, num_steps: int) -> Seconds
         loss.backward()
         optimizer.step()
         scheduler.step()
-    return Seconds.now().since(start)
+    return since(*start)
 
 
 def fit_lightning(model: Distill, batches: list[Batch], *, num_steps: int, devices: int = 1) -> Seconds:
     """The same through a Trainer, as `veca fit` sets it up; seconds of `num_steps` steps."""
-    steps = UNTIMED + num_steps
-    data = MemoryData(batches, length=steps)
-    return _fit(model, data, first=UNTIMED, steps=steps, devices=devices, max_epochs=-1, log=True)
+    data = MemoryData(batches, length=UNTIMED + num_steps)
+    return _fit(model, data, untimed=UNTIMED, num_steps=num_steps, devices=devices, log=True)
 
 
 def _fit(
     model: Distill,
     data: LightningDataModule,
     *,
-    first: int,
-    steps: int,
-    max_epochs: int,
+    untimed: int,
+    num_steps: int,
     devices: int = 1,
     log: bool = False,
-) -> "Seconds":
-    """Seconds of the steps from `first` on."""
-    clock = StepClock(first=first)
+) -> Seconds:
+    """Seconds of the steps after the first, untimed ones."""
+    clock = StepClock(first=untimed)
     with tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(
             accelerator="cpu",
             devices=devices,
             strategy=STRATEGY_NAME,
-            max_steps=steps,
-            max_epochs=max_epochs,
+            max_steps=untimed + num_steps,
+            max_epochs=-1,
             log_every_n_steps=LOG_EVERY,
             logger=MetricsLog(Path(folder)) if log else False,
             callbacks=[clock],
@@ -185,10 +175,10 @@ class StepClock(Callback):
         self, trainer: Trainer, pl_module: LightningModule, batch: Batch, batch_idx: int
     ) -> None:
         if trainer.global_step == self._first:
-            self._start = Seconds.now()
+            self._start = since(0, 0)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.seconds = Seconds.now().since(self._start)
+        self.seconds = since(*self._start)
 
 
 class MemoryBatches:
@@ -236,12 +226,9 @@ def make_model(teacher: Teacher | None = None, **options: Any) -> Distill:
 
 
 def make_batches(*, num: int) -> list[Batch]:
-    generator = torch.Generator().manual_seed(0)
-    shape = (BATCH_SIZE, 3, RESOLUTION, RESOLUTION)
-    keys = [f"{number:02d}" for number in range(BATCH_SIZE)]
-    return [
-        Batch(torch.randint(256, shape, dtype=torch.uint8, generator=generator), keys) for _ in range(num)
-    ]
+    shape = (num, BATCH_SIZE, 3, RESOLUTION, RESOLUTION)
+    images = torch.randint(256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    return [Batch(batch, [f"{number:02d}" for number in range(BATCH_SIZE)]) for batch in images]
 
 
 @benchmark
@@ -275,18 +262,11 @@ def scale(*, num_steps: int = 40, repeats: int = 3) -> Steps:
 
 
 def _time_ranks(ranks: int, num_steps: int) -> dict[str, float]:
-    """Seconds of wall-clock, as rank 0 sees them; in a process of its own, which starts the other."""
+    """Seconds of wall-clock as rank 0 sees them, in a process of its own, which starts the other."""
     command = [sys.executable, "-m", "veca.bench.training", str(ranks), str(num_steps)]
     environment = {key: value for key, value in os.environ.items() if key not in LAUNCH_VARIABLES}
     done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
-    return {str(ranks): json.loads(done.stdout.strip().splitlines()[-1])}
-
-
-def _fit_ranks(ranks: int, num_steps: int) -> None:
-    with one_thread(), quiet_lightning():
-        seconds = fit_lightning(make_model(), make_batches(num=4), num_steps=num_steps, devices=ranks)
-    if int(os.environ.get("LOCAL_RANK", 0)) == 0:
-        print(json.dumps(seconds.wall))
+    return {str(ranks): float(done.stdout.strip().splitlines()[-1])}
 
 
 @benchmark
@@ -299,10 +279,9 @@ def cache(*, size: str = "small", num_images: int = 64, num_steps: int = 1, repe
     * `fp16`, `int8`: targets come from a cache;
     * `memory`: images are read and decoded all the same, random targets lie in memory.
 
-    `cached_speedup` is live / fp16 in seconds per step, `flop_speedup` the same by arithmetic: what it would
-    be if student, teacher and optimizer all ran at one rate. `reading_share` is fp16 / memory.
-    `int8_read_share` is what a worker does for int8 targets in a cold file, as a share of fp16; int8 is
-    opened later, on the device.
+    `flop_speedup` is `cached_speedup` by arithmetic: what it would be if student, teacher and optimizer all
+    ran at one rate. `int8_read_share` is what a worker does for int8 targets in a cold file, as a share of
+    fp16; int8 is opened later, on the device.
 
     Args:
         size: tiny, small, small_plus, base or large, of student and teacher.
@@ -322,10 +301,10 @@ def cache(*, size: str = "small", num_images: int = 64, num_steps: int = 1, repe
         }
 
         def fit(name: str) -> dict[str, float]:
-            # The first step makes the optimizer's state.
             stored = data[name].stored
             model = make_model(None if stored else teacher, stored=stored, size=size)
-            return {name: _fit(model, data[name], first=1, steps=1 + num_steps, max_epochs=1).wall}
+            # The first step makes the optimizer's state.
+            return {name: _fit(model, data[name], untimed=1, num_steps=num_steps).wall}
 
         yield Case(
             candidates={name: partial(fit, name) for name in data},
@@ -375,15 +354,16 @@ class MemoryTargets(ShardDataModule):
 
     def train_views(self) -> ViewSource:
         tokens = torch.randn(1 + (CACHE_RESOLUTION // PATCH_SIZE) ** 2, self._width).half()
-        return _Constant(FreshViews(self.seed), Targets(tokens[0], tokens[1:]))
+        return ConstantViews(self.seed, Targets(tokens[0], tokens[1:]))
 
 
-class _Constant:
-    def __init__(self, views: ViewSource, targets: Targets) -> None:
-        self._views, self._targets = views, targets
+class ConstantViews(FreshViews):
+    def __init__(self, seed: int, targets: Targets) -> None:
+        super().__init__(seed)
+        self._targets = targets
 
     def choose(self, sample: Sample, *, visit: int, resolution: int) -> tuple[View, Targets | None]:
-        return self._views.choose(sample, visit=visit, resolution=resolution)[0], self._targets
+        return super().choose(sample, visit=visit, resolution=resolution)[0], self._targets
 
 
 def _make_cache(folder: str, teacher: Teacher, dtype: str) -> str:
@@ -444,7 +424,7 @@ def probe(
             fit((rate,))
 
     yield Case(
-        candidates={"together": lambda: fit(RATES), "one_by_one": one_by_one},
+        candidates={"together": partial(fit, RATES), "one_by_one": one_by_one},
         ratios={"together_vs_one_by_one": Ratio("one_by_one", "together", Goal(5.0))},
         unit="{}_s_per_epoch",
         amounts=dict.fromkeys(("together", "one_by_one"), epochs),
@@ -456,4 +436,8 @@ def probe(
 
 
 if __name__ == "__main__":
-    _fit_ranks(int(sys.argv[1]), int(sys.argv[2]))
+    with one_thread(), quiet_lightning():
+        devices, num_steps = map(int, sys.argv[1:])
+        taken = fit_lightning(make_model(), make_batches(num=4), num_steps=num_steps, devices=devices)
+    if int(os.environ.get("LOCAL_RANK", 0)) == 0:
+        print(taken.wall)

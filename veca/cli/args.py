@@ -46,15 +46,10 @@ class _AsTyped(DefaultHelpFormatter):
 
 
 class VerbParser:
-    """The command line of one function.
+    """The command line of one function, whose signature and docstring are the schema and the help.
 
-    Args:
-        function: What the verb runs; its signature and docstring are the schema and the help.
-        name: The verb as typed, e.g. `veca probe knn`.
-        example: A command that works, shown first in the help.
-        inputs: The parameters that bare words give, in order; the last takes all that are left if it is
-            a list.
-        defaults: Values of parameters that the function itself requires.
+    `name` is the verb as typed. Bare words give the parameters in `inputs`, in order; the last takes all that
+    are left if it is a list. `defaults` are values of parameters that the function itself requires.
     """
 
     def __init__(
@@ -88,6 +83,7 @@ class VerbParser:
         """The same words as jsonargparse reads them: every value in full, behind a name."""
         spelled: list[str] = []
         bare: list[str] = []
+        unknown: list[str] = []
         left = list(words)
         while left:
             word = left.pop(0)
@@ -100,7 +96,10 @@ class VerbParser:
                 spelled.append(f"--{field[3:]}=false")
                 continue
             if field not in self._actions:
-                raise ValueError(self._unknown(flag))
+                unknown.append(self._unknown(flag))
+                if not equals and left and not left[0].startswith("--"):
+                    left.pop(0)  # its value; where it is a bare word, no harm is done: nothing will run
+                continue
             if not equals and self._is_switch(field):
                 value = left.pop(0) if left and left[0] in _SWITCH_VALUES else "true"
             elif not equals:
@@ -108,6 +107,8 @@ class VerbParser:
                     raise ValueError(f"{flag} needs a value (see {self.name} --help).")
                 value = left.pop(0)
             spelled.append(f"--{field}={self._listed(field, value)}")
+        if unknown:
+            raise ValueError(" ".join(unknown))
         spelled += self._place(bare)
         given = {word.partition("=")[0] for word in spelled}
         return spelled + [

@@ -15,7 +15,7 @@ from veca.data.index import INDEX_NAME
 from veca.model.hub import CONFIG_NAME, WEIGHTS_NAME
 from veca.train.checkpointing import content_problem, read_step
 from veca.train.run_dir import METRICS_NAME, read_metrics
-from veca.utils.leaving import KIND, message
+from veca.utils.process import KIND, message
 
 RECIPE_NAME = "config.yaml"
 

@@ -1,8 +1,7 @@
 """`veca fit|validate|test|predict`: LightningCLI over Distill and ShardDataModule.
 
-The constructor signatures of those two are the schema of a recipe; this file adds what every run has: a
-folder with loggers and checkpoints, a progress bar, the safe reading of checkpoints, and a check of all that
-can be known to fail before the teacher is loaded.
+Their constructor signatures are the schema of a recipe; this file adds what every run has, and a check of all
+that can be known to fail before the teacher is loaded.
 """
 
 import inspect
@@ -24,15 +23,13 @@ from lightning.pytorch.utilities import rank_zero_info
 from veca.data.datamodule import ShardDataModule
 from veca.data.index import open_sources
 from veca.optim.settings import Optimization
+from veca.train.budgets import batches_per_step, origin_problems
 from veca.train.checkpointing import LastCheckpoint, RunCheckpoint, SafeCheckpointIO, last_path, newest_intact
 from veca.train.distill import Distill
-from veca.train.environment import RecordEnvironment
-from veca.train.joining import batches_per_step, origin_problems
 from veca.train.preemption import StopWhenAsked
-from veca.train.recipe import find_problems, recipe_problems, trainer_problems
+from veca.train.recipe import find_problems, recipe_problems, refuse, trainer_problems
 from veca.train.run_dir import (
-    ContinueMetrics,
-    FeatureWriter,
+    RunFiles,
     RunProgress,
     StudentSize,
     run_loggers,
@@ -46,11 +43,11 @@ from veca.train.slurm import (
     port_problems,
     slurm_environment,
 )
-from veca.train.snapshots import NUM_IMAGES, Snapshots
+from veca.train.snapshots import NUM_IMAGES, RecordEnvironment, Snapshots
 from veca.utils.lightning_compat import ignore_warnings, leave_signals_alone
 from veca.utils.precision import AUTO, recorded_precision, resolve_precision
+from veca.utils.process import stop_signals
 from veca.utils.recipes import spell_out_recipes
-from veca.utils.signals import stop_signals
 
 GROUPS = ("trainer", "model", "model.optimization", "data")
 CHECKED = tuple(inspect.signature(recipe_problems).parameters)
@@ -80,18 +77,13 @@ class VecaCLI(LightningCLI):
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.link_arguments("data.stored", "model.stored", apply_on="instantiate")
-        parser.add_argument(
-            "--wandb_project", type=str | None, default=None, help="Also log to Weights & Biases, here."
-        )
-        parser.add_argument(
-            "--checkpoint_every", type=int, default=1000, help="Optimizer steps between two last.ckpt."
-        )
-        parser.add_argument(
-            "--num_snapshot_images",
-            type=NonNegativeInt,
-            default=NUM_IMAGES,
-            help="Validation images whose features and core paths the report shows over time; 0 for none.",
-        )
+        images = "Validation images whose features and core paths the report shows over time; 0 for none."
+        for name, kind, default, text in (
+            ("wandb_project", str | None, None, "Also log to Weights & Biases, here."),
+            ("checkpoint_every", int, 1000, "Optimizer steps between two last.ckpt."),
+            ("num_snapshot_images", NonNegativeInt, NUM_IMAGES, images),
+        ):
+            parser.add_argument(f"--{name}", type=kind, default=default, help=text)
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         words = sys.argv[1:] if args is None else args
@@ -105,8 +97,7 @@ class VecaCLI(LightningCLI):
         if config is not None:
             _move_stored_targets(config[config.subcommand])
             problems += self._value_problems(config[config.subcommand])
-        if problems:
-            raise ValueError("the recipe cannot be used:\n" + "\n".join(f"- {line}" for line in problems))
+        refuse(problems)
         self.config = config
 
     def _value_problems(self, config: Namespace) -> list[str]:
@@ -128,6 +119,7 @@ class VecaCLI(LightningCLI):
             problems += cluster_problems(**devices, num_nodes=trainer.num_nodes)
             world_size = trainer.num_nodes * num_devices(**devices)
             problems += port_problems(world_size=world_size)
+        problems += _ckpt_problems(config.ckpt_path, _run_folder(config) / "checkpoints")
         alone = ArgumentParser()
         alone.add_class_arguments(ShardDataModule, "data")
         try:
@@ -158,11 +150,8 @@ class VecaCLI(LightningCLI):
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         config, given = self.config[self.subcommand], self.config_init[self.subcommand].trainer
         saves = config.trainer.enable_checkpointing is not False
-        callbacks = [*_listed(given.callbacks), ContinueMetrics(), FeatureWriter(self._folder)]
-        callbacks += [
-            RecordEnvironment(self._folder),
-            Snapshots(self._folder, num_images=config.num_snapshot_images),
-        ]
+        callbacks = [*_listed(given.callbacks), RunFiles(self._folder), RecordEnvironment(self._folder)]
+        callbacks.append(Snapshots(self._folder, num_images=config.num_snapshot_images))
         if saves:
             callbacks += self._savers(config)
         else:
@@ -181,7 +170,7 @@ class VecaCLI(LightningCLI):
 
     @property
     def _folder(self) -> Path:
-        return Path(self.config[self.subcommand].trainer.default_root_dir or "runs/unnamed")
+        return _run_folder(self.config[self.subcommand])
 
     def _savers(self, config: Namespace) -> list[Callback]:
         folder = self._folder / "checkpoints"
@@ -241,11 +230,27 @@ def _data_problems(
     ]
 
 
+def _run_folder(config: Namespace) -> Path:
+    return Path(config.trainer.default_root_dir or "runs/unnamed")
+
+
+def _ckpt_problems(given: str | None, checkpoints: Path) -> list[str]:
+    """A checkpoint to go on from that is not there; what `last` stands for is found later."""
+    path = _named_checkpoint(given or "last", checkpoints)
+    if given in (None, "last") or path.is_file():
+        return []
+    return [f"ckpt_path = {given}: there is no {path}. `last` finds a run's newest checkpoint."]
+
+
+def _named_checkpoint(given: str, checkpoints: Path) -> Path:
+    return checkpoints / "best.ckpt" if given == "best" else Path(given)
+
+
 def _resolve_ckpt_path(given: str | None, checkpoints: Path, *, may_be_missing: bool) -> Path | None:
     """`last` is the newest intact checkpoint of the run's folder; where there is none yet, the beginning."""
     if given is None:
         return None
-    path = {"best": checkpoints / "best.ckpt"}.get(given, Path(given))
+    path = _named_checkpoint(given, checkpoints)
     if given == "last":
         found = newest_intact(checkpoints)
         if found is None and may_be_missing:
@@ -278,9 +283,6 @@ def main(args: list[str] | None) -> None:
             save_config_callback=SaveConfigCallback if fits else None,
             save_config_kwargs={"overwrite": True},
             auto_configure_optimizers=False,
-            parser_kwargs={
-                name: {"parser_mode": "omegaconf", "exit_on_error": False}
-                for name in ("fit", "validate", "test", "predict")
-            }
-            | {"exit_on_error": False},
+            parser_kwargs={"exit_on_error": False}
+            | {verb: {"parser_mode": "omegaconf", "exit_on_error": False} for verb in VecaCLI.subcommands()},
         )

@@ -2,18 +2,18 @@
 
 import os
 import sys
+from collections.abc import Mapping
 from contextlib import nullcontext
 from difflib import get_close_matches
 from importlib import import_module
 from importlib.metadata import version
+from types import MappingProxyType
 from typing import NamedTuple
 
 from jsonargparse import ArgumentError
 
 from veca.cli.args import VerbParser
-from veca.utils.leaving import KIND, TRACEBACK, message
-from veca.utils.memory import keep_memory
-from veca.utils.signals import stop_signals
+from veca.utils.process import KIND, TRACEBACK, keep_memory, message, stop_signals
 
 
 class Verb(NamedTuple):
@@ -23,17 +23,19 @@ class Verb(NamedTuple):
     summary: str
     example: str  # what is typed behind `veca VERB`
     inputs: tuple[str, ...] = ()  # parameters that bare words give, in order
-    model: str | None = None  # the model where none is named
-
-    @property
-    def defaults(self) -> dict[str, str]:
-        return {"model": self.model} if self.model else {}
+    defaults: Mapping[str, str] = MappingProxyType({})  # of parameters that the function itself requires
 
 
 _RUN = "--config runs/a/config.yaml --ckpt_path best"
-_RECIPE = "pretrain_base"
-PROBE = "data/photos --model my-model"
-FIGURE = "photo.jpg --out"
+_PROBE = "data/photos --model my-model"
+_NANO = {"model": "nano"}  # where none is named
+_PICTURES = {
+    "contributions": "which cores each patch feeds, as colour: layers × budgets",
+    "cores": "similarity of cores to all patches",
+    "similarity": "similarity of all patches to chosen points",
+    "dense": "dense features over resolutions",
+    "paths": "where each core sits, layer by layer",
+}
 
 # In the order in which a user meets them. Imported on use, so that --help answers at once.
 VERBS = {
@@ -45,17 +47,9 @@ VERBS = {
         ("recipe",),
     ),
     "fit": Verb("veca.cli.fit:main", "train: one recipe, one run", "--config cpu_tiny"),
-    "validate": Verb(
-        "veca.cli.fit:main",
-        "losses over resolutions × budgets, on the val shards",
-        _RUN,
-    ),
+    "validate": Verb("veca.cli.fit:main", "losses over resolutions × budgets, on the val shards", _RUN),
     "test": Verb("veca.cli.fit:main", "the same on the test shards", _RUN),
-    "predict": Verb(
-        "veca.cli.fit:main",
-        "features of the val shards, into the run's folder",
-        _RUN,
-    ),
+    "predict": Verb("veca.cli.fit:main", "features of the val shards, into the run's folder", _RUN),
     "check": Verb(
         "veca.cli.check:check",
         "whether a run, a model, shards, a cache or a checkpoint is whole",
@@ -74,7 +68,7 @@ VERBS = {
         "global and dense features of images or shards",
         "photos --out features",
         ("images",),
-        "nano",
+        _NANO,
     ),
     "export": Verb(
         "veca.export:export",
@@ -82,58 +76,31 @@ VERBS = {
         "--model my-model --budget 32 --out small-32.onnx",
     ),
     "page": Verb("veca.page:page", "a local web page where one moves the budget", ""),
-    "probe knn": Verb("veca.probes.classify:knn", "nearest neighbours", PROBE, ("data",)),
-    "probe linear": Verb("veca.probes.classify:linear", "a linear classifier", PROBE, ("data",)),
-    "probe segment": Verb("veca.probes.segment:segment", "a linear segmentation head", PROBE, ("data",)),
-    "probe depth": Verb("veca.probes.depth:depth", "a linear depth head", PROBE, ("data",)),
-    "figures contributions": Verb(
-        "veca.figures.pictures:contributions",
-        "which cores each patch feeds, as colour: layers × budgets",
-        f"{FIGURE} contributions.png",
-        ("image",),
-        "nano",
-    ),
-    "figures cores": Verb(
-        "veca.figures.pictures:cores",
-        "similarity of cores to all patches",
-        f"{FIGURE} cores.png",
-        ("image",),
-        "nano",
-    ),
-    "figures similarity": Verb(
-        "veca.figures.pictures:similarity",
-        "similarity of all patches to chosen points",
-        f"{FIGURE} similarity.png",
-        ("image",),
-        "nano",
-    ),
-    "figures dense": Verb(
-        "veca.figures.pictures:dense",
-        "dense features over resolutions",
-        f"{FIGURE} dense.png",
-        ("image",),
-        "nano",
-    ),
-    "figures paths": Verb(
-        "veca.figures.pictures:paths",
-        "where each core sits, layer by layer",
-        f"{FIGURE} p.png",
-        ("image",),
-        "nano",
-    ),
+    "probe knn": Verb("veca.probes.classify:knn", "nearest neighbours", _PROBE, ("data",)),
+    "probe linear": Verb("veca.probes.classify:linear", "a linear classifier", _PROBE, ("data",)),
+    "probe segment": Verb("veca.probes.segment:segment", "a linear segmentation head", _PROBE, ("data",)),
+    "probe depth": Verb("veca.probes.depth:depth", "a linear depth head", _PROBE, ("data",)),
+    **{
+        f"figures {kind}": Verb(
+            f"veca.figures.pictures:{kind}", summary, f"photo.jpg --out {kind}.png", ("image",), _NANO
+        )
+        for kind, summary in _PICTURES.items()
+    },
     "figures elastic": Verb(
-        "veca.figures.elastic:elastic",
+        "veca.figures.curves:elastic",
         "a probe against the budget",
         "knn.json --out knn.svg",
         ("results",),
     ),
-    "figures cost": Verb("veca.figures.cost:cost", "FLOPs and latency against resolution", "--out cost.svg"),
+    "figures cost": Verb(
+        "veca.figures.curves:cost", "FLOPs and latency against resolution", "--out cost.svg"
+    ),
     "figures analysis": Verb(
         "veca.figures.analysis:analysis",
         "redundancy, stability, semantics and isotropy of cores",
         "photos --out analysis",
         ("images",),
-        "nano",
+        _NANO,
     ),
     "bench all": Verb("veca.bench.harness:run_all", "every benchmark, as one table and one JSON", ""),
     "bench check": Verb("veca.bench.harness:check", "the same, compared with docs/bench.json", ""),
@@ -239,29 +206,26 @@ def _call(name: str, rest: list[str], *, asks_help: bool, ends_process: bool) ->
 
 
 def _unknown(name: str) -> str:
-    group = name.split()[0]
+    group, word = name.split()[0], name.split()[-1]
     if group in GROUPS:
-        known = [verb.split()[1] for verb in VERBS if verb.startswith(f"{group} ")]
-        close = get_close_matches(name.split()[-1], known, n=1)
-        hint = f"Did you mean veca {group} {close[0]}?" if close else f"It has {', '.join(known)}."
-        return f"veca: error: {group} has no {name.split()[-1]!r}. {hint}"
-    known = [*VERBS, *GROUPS]
-    close = get_close_matches(name, known, n=1)
-    hint = f"Did you mean veca {close[0]}?" if close else "`veca` alone lists the verbs."
-    return f"veca: error: there is no verb {name!r}. {hint}"
+        known = _kinds(group)
+        problem, otherwise, before = f"{group} has no", f"It has {', '.join(known)}.", f"{group} "
+    else:
+        known = [*VERBS, *GROUPS]
+        problem, otherwise, before = "there is no verb", "`veca` alone lists the verbs.", ""
+    close = get_close_matches(word, known, n=1)
+    hint = f"Did you mean veca {before}{close[0]}?" if close else otherwise
+    return f"veca: error: {problem} {word!r}. {hint}"
+
+
+def _kinds(group: str) -> list[str]:
+    return [verb.split()[1] for verb in VERBS if verb.startswith(f"{group} ")]
 
 
 def _usage() -> str:
-    rows, shown = [], set()
-    for name, verb in VERBS.items():
-        group = name.split()[0]
-        if group in GROUPS:
-            kinds = ", ".join(other.split()[1] for other in VERBS if other.startswith(f"{group} "))
-            rows += [] if group in shown else [(group, f"{GROUPS[group]}: {kinds}")]
-            shown.add(group)
-        else:
-            rows.append((name, verb.summary))
-    lines = [f"  {name:<9} {text}" for name, text in rows]
+    rows = {name: verb.summary for name, verb in VERBS.items() if name.split()[0] not in GROUPS}
+    rows |= {group: f"{text}: {', '.join(_kinds(group))}" for group, text in GROUPS.items()}
+    lines = [f"  {name:<9} {text}" for name, text in rows.items()]
     return (
         "usage: veca VERB [KIND] INPUT… [--option value …]     (veca VERB --help explains one)\n\n"
         + "\n".join(lines)
@@ -270,12 +234,10 @@ def _usage() -> str:
 
 
 def _group_usage(group: str) -> str:
-    rows = {name: verb for name, verb in VERBS.items() if name.startswith(f"{group} ")}
-    first, verb = next(iter(rows.items()))
-    lines = [f"  {name.split()[1]:<14} {row.summary}" for name, row in rows.items()]
+    first, *_ = kinds = _kinds(group)
+    example = f"veca {group} {first} {VERBS[f'{group} {first}'].example}".rstrip()
+    lines = [f"  {kind:<14} {VERBS[f'{group} {kind}'].summary}" for kind in kinds]
     return (
         f"usage: veca {group} KIND …     (veca {group} KIND --help explains one)\n\n"
-        f"example: veca {first} {verb.example}".rstrip()
-        + f"\n\n{GROUPS[group]}:\n"
-        + "\n".join(lines)
+        f"example: {example}\n\n{GROUPS[group]}:\n" + "\n".join(lines)
     )

@@ -29,7 +29,7 @@ from veca.data.order import Position, Request, TrainStream
 from veca.data.reader import BadSample, Sample, ShardReader
 from veca.data.views import View, centre_view, draw_view, render_all, sample_generator
 from veca.types import Batch, Targets
-from veca.utils.signals import held_back, outlive_signals
+from veca.utils.process import held_back, outlive_signals
 
 LOOK_EVERY = 1.0  # seconds of waiting for a batch between two looks at whether all workers live
 MIN_BAD = 10  # a share means little before this many bad samples

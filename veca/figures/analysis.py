@@ -6,6 +6,7 @@ Every metric is taken per image, layer and budget, and given as the mean over im
 
 import json
 from collections import defaultdict
+from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 from statistics import fmean
@@ -17,20 +18,21 @@ from numpy.typing import NDArray
 from veca.backbones import Numbers
 from veca.figures import metrics
 from veca.figures.inputs import (
-    CoreTrace,
-    Scene,
+    LayerTrace,
+    MaskedImage,
     choose_budgets,
     fit_side,
+    open_masked,
     open_models,
-    open_scenes,
     parse_numbers,
     trace_cores,
     veca_of,
 )
 from veca.figures.metrics import Estimate, match_maps, match_places, mean_and_error, resize_maps, way_back
-from veca.figures.sheet import Curve, Panel, check_out, draw_panels, ramp_colours, save
+from veca.figures.sheet import check_out, ramp_colours, save
 from veca.model import Veca
 from veca.probes.datasets.splits import IGNORED
+from veca.utils.chart import Line, Panel, draw_panels
 from veca.utils.files import write_text_atomic
 from veca.utils.progress import progress_bar
 
@@ -41,7 +43,6 @@ FORMAT, VERSION = "veca-analysis", 1
 MIN_OVERLAP = 0.25  # of the patches; a view that shares less with the plain one says nothing
 RESAMPLES = 200
 Labels = NDArray[np.int64]
-
 
 # How each metric is called in the plot: the title of its panel, and what is measured.
 SHOWN = {
@@ -74,7 +75,10 @@ class Key(NamedTuple):
     against: str = ""
 
 
-class Settings(NamedTuple):
+Found = Iterator[tuple[Key, float]]
+
+
+class Conditions(NamedTuple):
     """What decides the numbers, beside model and images."""
 
     budgets: list[int]
@@ -121,67 +125,63 @@ def analysis(
     sides = [fit_side(probed, side) for side in parse_numbers("resolutions", resolutions, default=[256, 512])]
     if num_images < 1 or num_views < 1:
         raise ValueError(f"num_images and num_views must be at least 1; got {num_images} and {num_views}.")
-    settings = Settings(choose_budgets(veca, budgets), sides, num_views, seed)
+    conditions = Conditions(choose_budgets(veca, budgets), sides, num_views, seed)
     found: dict[Key, list[float]] = defaultdict(list)
     assigned: list[Assigned] = []
     with progress_bar("analysis", num_images, unit="image") as bar:
-        for scene in open_scenes(images, masks, count=num_images):
-            assigned += _take(veca, scene, settings, found)
+        for image in open_masked(images, masks, count=num_images):
+            assigned += _take(veca, image, conditions, found)
             bar.update()
     estimates = {key: mean_and_error(values) for key, values in found.items()}
-    estimates |= semantics(assigned, budgets=settings.budgets, depth=veca.size.depth, seed=seed)
+    estimates |= semantics(assigned, budgets=conditions.budgets, depth=veca.size.depth, seed=seed)
     measures = [{**key._asdict(), **value._asdict()} for key, value in estimates.items()]
-    body = {"format": FORMAT, "version": VERSION, "model": model, "images": images, **settings._asdict()}
+    count = max(map(len, found.values()))
+    body = {"format": FORMAT, "version": VERSION, "model": model, "images": images, **conditions._asdict()}
+    body |= {"num_images": count, "masks": masks and str(masks), "measures": measures}
     out.mkdir(parents=True, exist_ok=True)
-    counts = {"num_images": max(map(len, found.values())), "masks": masks and str(masks)}
-    write_text_atomic(
-        out / "analysis.json", json.dumps({**body, **counts, "measures": measures}, indent=1) + "\n"
-    )
-    save(
-        draw_analysis(measures, title=f"What the cores do: {probed.name}, {counts['num_images']} images"),
-        out / "analysis.png",
-    )
+    write_text_atomic(out / "analysis.json", json.dumps(body, indent=1) + "\n")
+    figure = draw_analysis(measures, title=f"What the cores do: {probed.name}, {count} images")
+    save(figure, out / "analysis.png")
 
 
-def _take(model: Veca, scene: Scene, settings: Settings, found: dict[Key, list[float]]) -> list[Assigned]:
+def _take(
+    model: Veca, image: MaskedImage, conditions: Conditions, found: dict[Key, list[float]]
+) -> list[Assigned]:
     """Everything about one image; its assignment when it has a mask."""
-    plain = scene.plain(settings.resolutions[0])
+    plain = image.plain(conditions.resolutions[0])
     cores: dict[tuple[int, int], Labels] = {}
-    for budget in settings.budgets:
-        (base,) = trace_cores(model, scene, [plain], budget=budget)
+    for budget in conditions.budgets:
+        (base,) = trace_cores(model, image, [plain], budget=budget)
         for key, value in (
             *of_one_view(base, budget=budget),
-            *under_augmentation(model, scene, base, settings, budget=budget),
-            *under_resolution(model, scene, base, settings, budget=budget),
-            *under_budget(model, scene, base, settings, budget=budget),
+            *under_augmentation(model, image, base, conditions, budget=budget),
+            *under_change(model, image, base, conditions, budget=budget),
         ):
             found[key].append(value)
         for layer, maps in enumerate(base.maps, start=1):
             cores[budget, layer] = metrics.assign(maps).numpy()
-    return [] if scene.mask is None else [Assigned(cores, scene.labels(plain, base.grid))]
+    return [] if image.mask is None else [Assigned(cores, image.labels(plain, base.grid))]
 
 
-def of_one_view(base: CoreTrace, *, budget: int) -> list[tuple[Key, float]]:
+def of_one_view(base: LayerTrace, *, budget: int) -> Found:
     """How many different things the cores are and look at; how round the regions are that they read."""
-    values = {}
     for layer, (cores, maps) in enumerate(zip(base.cores, base.maps, strict=True), start=1):
         for word, rows in (("core", cores), ("map", maps)):
-            values[Key(f"{word}_rank", budget, layer)] = metrics.effective_rank(rows)
-            values[Key(f"{word}_similarity", budget, layer)] = metrics.pairwise_similarity(rows)
-        values[Key("roundness", budget, layer)] = metrics.roundness(maps, base.grid)
-        values[Key("extent", budget, layer)] = metrics.extent(maps)
-    return list(values.items())
+            yield Key(f"{word}_rank", budget, layer), metrics.effective_rank(rows)
+            yield Key(f"{word}_similarity", budget, layer), metrics.pairwise_similarity(rows)
+        yield Key("roundness", budget, layer), metrics.roundness(maps, base.grid)
+        yield Key("extent", budget, layer), metrics.extent(maps)
 
 
 def under_augmentation(
-    model: Veca, scene: Scene, base: CoreTrace, settings: Settings, *, budget: int
-) -> list[tuple[Key, float]]:
+    model: Veca, image: MaskedImage, base: LayerTrace, conditions: Conditions, *, budget: int
+) -> Found:
     """Maps and places of training views against the plain view's, matched back and as they are."""
-    side = settings.resolutions[0]
-    plain = scene.plain(side)
-    views = [scene.augmented(side, number=n, seed=settings.seed) for n in range(settings.num_views)]
+    side = conditions.resolutions[0]
+    plain = image.plain(side)
+    views = [image.augmented(side, number=n, seed=conditions.seed) for n in range(conditions.num_views)]
     several: dict[Key, list[float]] = defaultdict(list)
-    for view, other in zip(views, trace_cores(model, scene, views, budget=budget), strict=True):
+    for view, other in zip(views, trace_cores(model, image, views, budget=budget), strict=True):
         back = way_back(view, plain)
         for layer, maps in enumerate(base.maps):
             expected, valid = match_maps(maps, back, view=view, grid=base.grid)
@@ -193,29 +193,26 @@ def under_augmentation(
                 moved = metrics.displacement(found, base.places[layer])
                 several[Key("augmentation_maps", budget, layer + 1, against)].append(agreement)
                 several[Key("augmentation_places", budget, layer + 1, against)].append(moved)
-    return [(key, fmean(values)) for key, values in several.items()]
+    yield from ((key, fmean(values)) for key, values in several.items())
 
 
-def under_resolution(
-    model: Veca, scene: Scene, base: CoreTrace, settings: Settings, *, budget: int
-) -> list[tuple[Key, float]]:
-    """Maps and places at other resolutions against the first's."""
-    values = []
-    for side in settings.resolutions[1:]:
-        (other,) = trace_cores(model, scene, [scene.plain(side)], budget=budget)
-        values += _compare(base, other, metric="resolution", budget=budget, against=f"{side} px")
-    return values
-
-
-def under_budget(
-    model: Veca, scene: Scene, base: CoreTrace, settings: Settings, *, budget: int
-) -> list[tuple[Key, float]]:
-    """Maps and places of the same cores when one more group is active."""
+def under_change(
+    model: Veca, image: MaskedImage, base: LayerTrace, conditions: Conditions, *, budget: int
+) -> Found:
+    """Maps and places of the same cores at other resolutions, and when one more group is active."""
+    first, *others = conditions.resolutions
+    changes = [("resolution", f"{side} px", side, budget) for side in others]
     larger = budget + model.size.core_group
-    if larger > model.size.num_cores:
-        return []
-    (other,) = trace_cores(model, scene, [scene.plain(settings.resolutions[0])], budget=larger)
-    return _compare(base, other, metric="budget", budget=budget, against=f"{larger} cores")
+    if larger <= model.size.num_cores:
+        changes.append(("budget", f"{larger} cores", first, larger))
+    for metric, against, side, active in changes:
+        (other,) = trace_cores(model, image, [image.plain(side)], budget=active)
+        grid = min(base.grid, other.grid)  # the coarser one
+        for layer in range(len(base.maps)):
+            maps = [resize_maps(one.maps[layer, :budget], one.grid, to=grid) for one in (base, other)]
+            moved = metrics.displacement(base.places[layer], other.places[layer, :budget])
+            yield Key(f"{metric}_maps", budget, layer + 1, against), metrics.map_agreement(*maps)
+            yield Key(f"{metric}_places", budget, layer + 1, against), moved
 
 
 def semantics(assigned: list[Assigned], *, budgets: list[int], depth: int, seed: int) -> dict[Key, Estimate]:
@@ -248,20 +245,6 @@ def _table(cores: Labels, labels: Labels, classes: Labels, budget: int) -> Label
     return metrics.contingency(flat[known], numbers, shape=(budget, len(classes)))
 
 
-def _compare(
-    base: CoreTrace, other: CoreTrace, *, metric: str, budget: int, against: str
-) -> list[tuple[Key, float]]:
-    """Correlation of maps, on the coarser grid, and displacement of places, of the cores that both have."""
-    grid = min(base.grid, other.grid)
-    values = []
-    for layer in range(len(base.maps)):
-        maps = [resize_maps(one.maps[layer, :budget], one.grid, to=grid) for one in (base, other)]
-        moved = metrics.displacement(base.places[layer], other.places[layer, :budget])
-        values.append((Key(f"{metric}_maps", budget, layer + 1, against), metrics.map_agreement(*maps)))
-        values.append((Key(f"{metric}_places", budget, layer + 1, against), moved))
-    return values
-
-
 def draw_analysis(measures: list[dict[str, Any]], *, title: str) -> "Figure":
     """A panel per metric and comparison: layers across, a colour per budget, baselines dashed."""
     budgets = sorted({measure["budget"] for measure in measures})
@@ -269,24 +252,19 @@ def draw_analysis(measures: list[dict[str, Any]], *, title: str) -> "Figure":
     panels = []
     for metric, (heading, label) in SHOWN.items():
         found = [measure for measure in measures if measure["metric"] == metric]
-        others = list(dict.fromkeys(m["against"] for m in found if m["against"] not in BASELINES))
-        if metric.startswith("budget_"):  # each budget has its own next one: one panel for all
-            panels += [_panel(heading, label, found, colours)] if found else []
-            continue
-        for against in others:
-            chosen = [m for m in found if m["against"] in (against, *BASELINES)]
-            panels.append(_panel(heading.format(against=against), label, chosen, colours))
+        compared = dict.fromkeys(m["against"] for m in found if m["against"] not in BASELINES)
+        # Each budget has its own next one: one panel for all.
+        groups = [tuple(compared)] if metric.startswith("budget_") else [(against,) for against in compared]
+        for group in groups if found else ():
+            lines = []
+            for dashed, (budget, colour) in product((False, True), colours.items()):
+                wanted = BASELINES if dashed else group
+                rows = [m for m in found if m["budget"] == budget and m["against"] in wanted]
+                rows.sort(key=lambda row: int(row["layer"]))
+                points = [(float(row["layer"]), float(row["value"])) for row in rows]
+                errors = [float(row["error"] or 0.0) for row in rows]
+                name = "" if dashed else f"{budget} cores"
+                lines += [Line(name, points, errors, colour, dashed=dashed)] if rows else []
+            layers = sorted({x for line in lines for x, _ in line.points})
+            panels.append(Panel(heading.format(against=group[0]), lines, "layer", label, x_ticks=layers))
     return draw_panels(panels, title=title, columns=4, note="Error bars: standard error over images.")
-
-
-def _panel(title: str, label: str, measures: list[dict[str, Any]], colours: dict[int, str]) -> Panel:
-    curves = []
-    for dashed, (budget, colour) in product((False, True), colours.items()):
-        rows = [m for m in measures if m["budget"] == budget and (m["against"] in BASELINES) == dashed]
-        if rows:
-            rows.sort(key=lambda row: int(row["layer"]))
-            x, y = [float(row["layer"]) for row in rows], [float(row["value"]) for row in rows]
-            errors = [float(row["error"] or 0.0) for row in rows]
-            name, marker = ("", "") if dashed else (f"{budget} cores", "o")
-            curves.append(Curve(name, x, y, errors, colour, dashed=dashed, marker=marker))
-    return Panel(title, curves, "layer", label, x_ticks=sorted({x for curve in curves for x in curve.x}))

@@ -10,7 +10,7 @@ import textwrap
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -41,15 +41,13 @@ from veca.data.views import (
 from veca.model import Veca
 from veca.model.veca import Trace
 from veca.probes.datasets.pairs import FolderPairs, Meaning, Pair
-from veca.probes.datasets.splits import Item
 from veca.probes.features import LABELS_PER_PATCH, Window, sample_target
+from veca.utils.chart import spread
 from veca.utils.precision import choose_device
 
-T = TypeVar("T")
 
-
-class CoreTrace(NamedTuple):
-    """What the cores do with one image at one budget."""
+class LayerTrace(NamedTuple):
+    """What the cores do with one image at one budget, layer by layer."""
 
     cores: Tensor  # (L, C, D), the residual stream after each layer
     maps: Tensor  # (L, C, N), contributions of the patches
@@ -57,7 +55,7 @@ class CoreTrace(NamedTuple):
     grid: tuple[int, int]
 
 
-class Scene(NamedTuple):
+class MaskedImage(NamedTuple):
     """An image with its mask, if there is one."""
 
     name: str
@@ -174,14 +172,13 @@ def dense_features(model: ProbedModel, view: Tensor, *, budget: int | None) -> t
     features = model.at(budget if model.budgets else None)(view)
     if features.patches is None:
         raise ValueError(f"{model.name} has no dense features to show.")
-    features = features._replace(cls=features.cls.cpu(), patches=features.patches.cpu())
-    assert features.patches is not None
-    return features.patches[0], features
+    patches = features.patches.cpu()
+    return patches[0], features._replace(cls=features.cls.cpu(), patches=patches)
 
 
-def trace_cores(model: Veca, scene: Scene, views: list[View], *, budget: int) -> list[CoreTrace]:
+def trace_cores(model: Veca, image: MaskedImage, views: list[View], *, budget: int) -> list[LayerTrace]:
     """What the cores do with each of the views, which have one resolution."""
-    images = torch.from_numpy(np.stack([render_pixels(scene.pixels, view) for view in views]))
+    images = torch.from_numpy(np.stack([render_pixels(image.pixels, view) for view in views]))
     after: list[Tensor] = []
     with ExitStack() as hooks:
         for block in model.blocks:
@@ -192,24 +189,19 @@ def trace_cores(model: Veca, scene: Scene, views: list[View], *, budget: int) ->
         features, places, contributions = trace_images(model, images, budget=budget)
     cores = torch.stack(after)
     return [
-        CoreTrace(cores[:, i], contributions[:, i], places[:, i], features.grid) for i in range(len(views))
+        LayerTrace(cores[:, i], contributions[:, i], places[:, i], features.grid) for i in range(len(views))
     ]
 
 
-def open_scenes(images: str, masks: Path | None, *, count: int) -> Iterator[Scene]:
+def open_masked(images: str, masks: Path | None, *, count: int) -> Iterator[MaskedImage]:
     """`count` images of a folder, evenly spread over their names; with masks, those of the same names."""
     if masks is None:
-        paths = find_images(images)
-        items: Iterator[Item] = (Item(str(path), read_named(path), 0) for path in _spread(paths, count))
-    else:
-        folders = Pair(str(Path(images).absolute()), str(masks.absolute()))
-        split = FolderPairs({"all": folders}, Meaning())(Path()).splits["all"]
-        items = (split[place] for place in _spread(list(range(len(split))), count))
-    for item in items:
-        mask = item.target if isinstance(item.target, np.ndarray) else None
-        yield Scene(item.name, decode_pixels(item.image), mask)
-
-
-def _spread(things: list[T], count: int) -> list[T]:
-    places = np.linspace(0, len(things) - 1, min(count, len(things))).round().astype(int)
-    return [things[place] for place in places]
+        for path in spread(find_images(images), count=count):
+            yield MaskedImage(str(path), decode_pixels(read_named(path)), None)
+        return
+    folders = Pair(str(Path(images).absolute()), str(masks.absolute()))
+    split = FolderPairs({"all": folders}, Meaning())(Path()).splits["all"]
+    for place in spread(range(len(split)), count=count):
+        item = split[place]
+        assert isinstance(item.target, np.ndarray)
+        yield MaskedImage(item.name, decode_pixels(item.image), item.target)

@@ -45,8 +45,7 @@ def effective_rank(rows: Tensor) -> float:
     1 when all rows are parallel, C when they are orthogonal. Rows count by direction, not by length.
     """
     values = torch.linalg.svdvals(F.normalize(rows.double(), dim=1))
-    shares = values / values.sum().clamp_min(_TINY)
-    return math.exp(float(-(shares * shares.clamp_min(_TINY).log()).sum()))
+    return math.exp(float(torch.special.entr(values / values.sum().clamp_min(_TINY)).sum()))
 
 
 def pairwise_similarity(rows: Tensor) -> float:
@@ -94,8 +93,7 @@ def roundness(maps: Tensor, grid: tuple[int, int]) -> float:
 def extent(maps: Tensor) -> float:
     """Mean over cores of exp(entropy) of a map (C, N) as a share of the patches: 1 for an even map."""
     shares = maps.double() / maps.double().sum(1, keepdim=True).clamp_min(_TINY)
-    entropies = -(shares * shares.clamp_min(_TINY).log()).sum(1)
-    return float((entropies.exp() / maps.shape[1]).mean())
+    return float((torch.special.entr(shares).sum(1).exp() / maps.shape[1]).mean())
 
 
 def regions(maps: Tensor) -> Tensor:

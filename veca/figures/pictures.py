@@ -1,9 +1,9 @@
 """Pictures of one or more images as models see them: the verbs `veca figures contributions|cores|…`.
 
-Each reads models and images, turns features and traces into arrays (veca.utils.maps) and lays them out
-(sheet.py). Shapes: N patches, C cores, L layers, D width.
+Shapes: N patches, C cores, L layers.
 """
 
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +24,7 @@ from veca.figures.inputs import (
     trace_images,
     veca_of,
 )
-from veca.figures.sheet import PATH_RAMP, TILE, Row, Tile, check_out, draw_sheet, save
+from veca.figures.sheet import PATH_RAMP, TILE, Tile, TileRow, check_out, draw_sheet, save
 from veca.model import Veca
 from veca.utils.maps import Array, Method, choose_method, core_paths, cosine_map, joint_colours, patch_at
 from veca.utils.progress import progress_bar
@@ -61,18 +61,16 @@ def contributions(
     models, files = open_models(model), find_images(image)
     wanted = [(probed, budget) for probed in models for budget in choose_budgets(veca_of(probed), budgets)]
     depth = max(veca_of(probed).size.depth for probed in models)
-    rows: list[Row] = []
+    rows: list[TileRow] = []
     with progress_bar("contributions", len(wanted), unit="embedding") as bar:
         for probed, budget in wanted:
             views = [read_view(path, resolution=fit_side(probed, resolution)) for path in files]
             maps = [patch_profiles(veca_of(probed), view, budget=budget) for view in views]
-            colours = iter(
-                joint_colours([part for layers in maps for part in layers], method=method, seed=seed)
-            )
+            parts = [part for layers in maps for part in layers]
+            colours = iter(joint_colours(parts, method=method, seed=seed))
             for view, layers in zip(views, maps, strict=True):
-                tiles: list[Tile | None] = [_photo(view), *(Tile(_square(next(colours))) for _ in layers)]
-                tiles += [None] * (depth - len(tiles))
-                rows.append(Row(_label(probed, models, f"{budget} cores"), tiles))
+                tiles = [_photo(view), *(Tile(_square(next(colours))) for _ in layers)]
+                rows.append(TileRow(_label(probed, models, f"{budget} cores"), tiles))
             bar.update()
     figure = draw_sheet(
         rows,
@@ -106,7 +104,7 @@ def cores(
     models = open_models(model)
     chosen = parse_numbers("cores", cores, default=list(range(8)))
     rows = []
-    for probed, path in ((probed, path) for probed in models for path in find_images(image)):
+    for probed, path in product(models, find_images(image)):
         veca = veca_of(probed)
         active = budget or veca.size.num_cores
         if max(chosen) >= active:
@@ -115,7 +113,7 @@ def cores(
         features, places, _ = trace_images(veca, view, budget=active)
         patches, tokens, marks = features.patches[0], features.cores[0], (places[-1, 0] + 1).div(2).numpy()
         tiles = [Tile(_square(cosine_map(patches, tokens[core])), marks[[core]]) for core in chosen]
-        rows.append(Row(_label(probed, models, path.stem), [_photo(view), *tiles], COSINE))
+        rows.append(TileRow(_label(probed, models, path.stem), [_photo(view), *tiles], COSINE))
     columns = ["image", *(f"core {core}" + " (CLS)" * (core == 0) for core in chosen)]
     save(draw_sheet(rows, title="Core-to-patch similarity", columns=columns), out)
 
@@ -143,13 +141,12 @@ def similarity(
     marks = np.array(_parse_points(points), dtype=np.float32)
     models = open_models(model)
     rows = []
-    for path, probed in ((path, probed) for path in find_images(image) for probed in models):
+    for path, probed in product(find_images(image), models):
         view = read_view(path, resolution=fit_side(probed, resolution))
         patches, features = dense_features(probed, view, budget=budget)
         chosen = [patches[patch_at(x, y, size=(1, 1), grid=features.grid)] for x, y in marks]
-        maps = [_square(cosine_map(patches, token)) for token in chosen]
-        tiles = [Tile(found, marks[[place]]) for place, found in enumerate(maps)]
-        rows.append(Row(_label(probed, models, path.stem), [_photo(view, marks), *tiles], COSINE))
+        tiles = [Tile(_square(cosine_map(patches, c)), marks[[i]]) for i, c in enumerate(chosen)]
+        rows.append(TileRow(_label(probed, models, path.stem), [_photo(view, marks), *tiles], COSINE))
     columns = ["image", *(f"from {x:g}, {y:g}" for x, y in marks)]
     save(draw_sheet(rows, title="Patch-to-patch similarity", columns=columns), out)
 
@@ -179,7 +176,7 @@ def dense(
     method = choose_method(method)
     sides = parse_numbers("resolutions", resolutions, default=[256, 512, 768, 1024])
     models = open_models(model)
-    wanted = [(path, probed) for path in find_images(image) for probed in models]
+    wanted = list(product(find_images(image), models))
     rows = []
     with progress_bar("dense", len(wanted), unit="embedding") as bar:
         for path, probed in wanted:
@@ -187,11 +184,11 @@ def dense(
             found = [dense_features(probed, view, budget=budget) for view in views]
             colours = joint_colours([patches for patches, _ in found], method=method, seed=seed)
             tiles = [Tile(_square(part)) for part in colours]
-            rows.append(Row(_label(probed, models, "features"), [_photo(views[-1]), *tiles]))
+            rows.append(TileRow(_label(probed, models, "features"), [_photo(views[-1]), *tiles]))
             if all(features.cls.shape[1] == patches.shape[1] for patches, features in found):
                 maps = [Tile(_square(cosine_map(p, f.cls[0]))) for p, f in found]
                 word = "CLS" if found[0][1].has_cls else "mean"
-                rows.append(Row(f"{word} to patch", [None, *maps], COSINE))
+                rows.append(TileRow(f"{word} to patch", [None, *maps], COSINE))
             bar.update()
     figure = draw_sheet(
         rows,
@@ -220,7 +217,7 @@ def paths(model: str, image: Names, out: Path, *, budgets: Numbers = None, resol
         view = read_view(path, resolution=fit_side(probed, resolution))
         traces = [trace_images(veca, view, budget=budget).places[:, 0] for budget in chosen]
         tiles = [_photo(view)._replace(paths=core_paths(places, size=(1, 1))) for places in traces]
-        rows.append(Row("", tiles, "layer", (1, veca.size.depth), PATH_RAMP))
+        rows.append(TileRow("", tiles, "layer", (1, veca.size.depth), PATH_RAMP))
     title = f"Core places from layer to layer, {short_name(probed)}"
     save(draw_sheet(rows, title=title, columns=[f"{budget} cores" for budget in chosen], side=2 * TILE), out)
 

@@ -1,18 +1,14 @@
-"""Figures on paper: rows of tiles, and panels of curves. The only file that draws with matplotlib.
-
-Figures are objects of their own (no pyplot, no global state); PNG and SVG follow from the file's name. A
-file appears whole or not at all, and the same figure gives the same bytes.
-"""
+"""Figures on paper: tiles in rows, and files, PNG or SVG as their names say, written whole or not at all."""
 
 from collections.abc import Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from veca.utils.chart import COLOURS
-from veca.utils.extras import require_extra
+from veca.utils.chart import COLOURS, save_figure
 from veca.utils.files import atomic_path, check_writable
 
 if TYPE_CHECKING:
@@ -24,7 +20,6 @@ RAMP = "viridis"  # even in lightness, and told apart with any colour vision
 PATH_RAMP = "viridis_r"  # the last layer dark on a faded picture
 TILE = 1.5  # inches
 NUMBERED = 16  # cores at most, for numbers at their paths
-_DOTS_PER_INCH = 200
 
 
 class Tile(NamedTuple):
@@ -35,42 +30,18 @@ class Tile(NamedTuple):
     paths: NDArray[np.float32] | None = None  # (C, L, 2) likewise: places of cores, layer by layer
 
 
-class Row(NamedTuple):
+class TileRow(NamedTuple):
     """Tiles beside a label; `scale` names what their values, or the colours of their paths, are."""
 
     label: str
-    tiles: Sequence[Tile | None]  # None stays empty
+    tiles: Sequence[Tile | None]  # None stays empty, as does what a short row lacks
     scale: str = ""
     limits: tuple[float, float] | None = None  # of the scale; by default those of the values
     ramp: str = RAMP
 
 
-class Curve(NamedTuple):
-    """A line with error bars; a dashed one is what others are measured against."""
-
-    name: str
-    x: list[float]
-    y: list[float]
-    error: list[float] | None = None
-    colour: str | None = None  # by default the next of the palette
-    dashed: bool = False
-    marker: str = "o"
-
-
-class Panel(NamedTuple):
-    """Curves over common axes."""
-
-    title: str
-    curves: list[Curve]
-    x_label: str
-    y_label: str
-    log: str = ""  # "x", "y" or "xy"
-    x_ticks: list[float] | None = None
-
-
 def check_out(out: Path) -> None:
     """Refuse a name no picture can have, before any work."""
-    require_extra("figures", "matplotlib")
     if out.suffix.lower() not in SUFFIXES or out.is_dir():
         raise ValueError(
             f"out must be a file that ends in .png or .svg; got {out}. Try {out.with_suffix('.png')}."
@@ -80,18 +51,14 @@ def check_out(out: Path) -> None:
 
 def save(figure: "Figure", out: Path) -> None:
     """Write a figure as its suffix says, and say where it is."""
-    from matplotlib import rc_context
-
-    kind = out.suffix.lower().removeprefix(".")
-    metadata = {"Date": None} if kind == "svg" else None
     out.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_path(out) as path, rc_context({"svg.hashsalt": "veca"}):
-        figure.savefig(path, format=kind, dpi=_DOTS_PER_INCH, metadata=metadata)
+    with atomic_path(out) as path:
+        save_figure(figure, path, kind=out.suffix.lower().removeprefix("."))
     print(out)
 
 
 def draw_sheet(
-    rows: list[Row], *, title: str, columns: list[str], note: str = "", side: float = TILE
+    rows: list[TileRow], *, title: str, columns: list[str], note: str = "", side: float = TILE
 ) -> "Figure":
     """Tiles in rows and columns, with titles above the first row and a colour bar beside each scale."""
     from matplotlib.figure import Figure
@@ -110,28 +77,6 @@ def draw_sheet(
     return figure
 
 
-def draw_panels(panels: list[Panel], *, title: str, columns: int, note: str = "") -> "Figure":
-    """Curves in panels; one legend below where all panels have the same curves, else one in each."""
-    from matplotlib.figure import Figure
-
-    number = -(-len(panels) // columns)
-    figure = Figure(figsize=(3.6 * columns, 2.9 * number + 0.5), layout="constrained")
-    figure.suptitle(title, fontsize=12)
-    axes = figure.subplots(number, columns, squeeze=False).ravel()
-    names = [{curve.name for curve in panel.curves if curve.name} for panel in panels]
-    fullest = max(range(len(panels)), key=lambda place: len(names[place]))
-    alike = all(found <= names[fullest] for found in names)
-    for axis, panel in zip(axes, panels, strict=False):
-        _draw_panel(axis, panel, legend=not alike)
-    if alike:
-        handles, labels = axes[fullest].get_legend_handles_labels()
-        style = {"fontsize": 7.5, "title_fontsize": 7.5, "frameon": False}
-        figure.legend(handles, labels, title=note, loc="outside lower center", ncols=8, **style)
-    for axis in axes[len(panels) :]:
-        axis.set_visible(False)
-    return figure
-
-
 def ramp_colours(count: int) -> list[str]:
     """Colours for ordered things, dark to light, without the palest."""
     from matplotlib import colormaps
@@ -140,15 +85,14 @@ def ramp_colours(count: int) -> list[str]:
     return [to_hex(colormaps[RAMP](place)) for place in np.linspace(0, 0.85, count)]
 
 
-def _draw_row(figure: "Figure", row: Row, axes: "list[Axes]") -> None:
+def _draw_row(figure: "Figure", row: TileRow, axes: "list[Axes]") -> None:
     values = [tile.pixels.ravel() for tile in row.tiles if tile is not None and tile.pixels.ndim == 2]
     # The outermost hundredth shall not take the contrast from the rest.
     ends = np.quantile(np.concatenate(values), (0.01, 0.99)) if values else (0, 1)
     low, high = row.limits or (ends[0], max(ends[1], ends[0] + 1e-9))
-    for tile, axis in zip(row.tiles, axes, strict=True):
+    for tile, axis in zip_longest(row.tiles, axes):
         axis.set(xticks=[], yticks=[])
-        for spine in axis.spines.values():
-            spine.set_visible(False)
+        axis.spines[:].set_visible(False)
         if tile is not None:
             _draw_tile(axis, tile, low, high)
     axes[0].set_ylabel(row.label, fontsize=8.5)
@@ -181,7 +125,7 @@ def _draw_paths(axis: "Axes", paths: NDArray[np.float32]) -> None:
         axis.annotate(str(core), place, xytext=(3, 3), textcoords="offset points", fontsize=6)
 
 
-def _add_bar(figure: "Figure", axis: "Axes", low: float, high: float, row: Row) -> None:
+def _add_bar(figure: "Figure", axis: "Axes", low: float, high: float, row: TileRow) -> None:
     """A colour bar beside a row, outside of it."""
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize
@@ -194,32 +138,3 @@ def _add_bar(figure: "Figure", axis: "Axes", low: float, high: float, row: Row) 
         bar.ax.yaxis.set_major_locator(MaxNLocator(integer=True))
     bar.ax.tick_params(labelsize=6, length=2)
     bar.set_label(row.scale, fontsize=7)
-
-
-def _draw_panel(axis: "Axes", panel: Panel, *, legend: bool) -> None:
-    for place, curve in enumerate(panel.curves):
-        axis.errorbar(
-            curve.x,
-            curve.y,
-            yerr=curve.error,
-            color=curve.colour or COLOURS[place % len(COLOURS)],
-            linestyle="--" if curve.dashed else "-",
-            marker=curve.marker,
-            label=curve.name or None,
-            markersize=3,
-            linewidth=1.4,
-            capsize=2,
-        )
-    axis.set_title(panel.title, fontsize=10)
-    axis.set_xlabel(panel.x_label, fontsize=8)
-    axis.set_ylabel(panel.y_label, fontsize=8)
-    axis.tick_params(labelsize=7)
-    axis.grid(color="0.9", linewidth=0.6)
-    axis.spines[["top", "right"]].set_visible(False)
-    for side in panel.log:
-        getattr(axis, f"set_{side}scale")("log", base=2 if side == "x" else 10)
-    if panel.x_ticks is not None:
-        axis.set_xticks(panel.x_ticks, [f"{tick:g}" for tick in panel.x_ticks])
-        axis.minorticks_off()
-    if legend:
-        axis.legend(fontsize=6.5, frameon=False, loc="lower right")  # "best" takes seconds

@@ -1,11 +1,11 @@
 """A model as a folder: model.safetensors, config.json (`model_type: veca` and the size fields), README.md.
 
 The one format of our loader, the Hub and transformers, which also wants preprocessor_config.json. Nothing in
-it can execute. model.safetensors carries the checksum of its tensors among its metadata. What is known about
-the weights (`facts`: teacher, data, results) travels in config.json and is told in the README.
+it can execute. What is known about the weights (`facts`) travels in config.json and is told in the README.
 """
 
 import copy
+import hashlib
 import json
 import zlib
 from pathlib import Path
@@ -15,14 +15,15 @@ import torch
 from huggingface_hub import ModelCard, ModelHubMixin, hf_hub_download
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import Tensor
 
-from veca.model.sizes import Size
+from veca.model.sizes import PACKAGED, Size
 from veca.utils.files import atomic_path, write_text_atomic
 
 if TYPE_CHECKING:
     from veca.model.veca import Veca
 
+PACKAGED_FOLDER = Path(__file__).parents[1] / "weights"
 MODEL_TYPE = "veca"
 WEIGHTS_NAME = "model.safetensors"
 CONFIG_NAME = "config.json"
@@ -80,8 +81,6 @@ class HubFolder(
     tags=["vision", "feature-extraction", "elastic"],
     pipeline_tag="image-feature-extraction",
 ):
-    """`save_pretrained`, `from_pretrained` and `push_to_hub` in the one folder format."""
-
     facts: dict[str, str] | None = None  # about the weights, for the model card: teacher, data, results
 
     def generate_model_card(self, *args: Any, **kwargs: Any) -> ModelCard:
@@ -143,18 +142,28 @@ class HubFolder(
         return cast(Self, model)
 
 
+def packaged_folder(name: str) -> Path:
+    """The folder of a model that comes with the package, its weights compared with their sha256."""
+    weights = PACKAGED_FOLDER / name / WEIGHTS_NAME
+    found = hashlib.sha256(weights.read_bytes()).hexdigest()
+    if found != PACKAGED[name]:
+        raise ValueError(
+            f"{weights} is damaged: its sha256 is {found}, not {PACKAGED[name]}. Install veca again."
+        )
+    return weights.parent
+
+
 def read_folder(cls: "type[Veca]", config_path: Path, weights_path: Path, *, source: str) -> "Veca":
     """The model of a saved folder, with the facts it was saved with."""
-    size = read_config(config_path)
+    size, facts = read_config(config_path)
     model = build_model(cls, size, read_tensors(weights_path), source=source)
-    facts = json.loads(config_path.read_text(encoding="utf-8")).get("facts")
     if isinstance(facts, dict):
         model.facts = {str(name): str(fact) for name, fact in facts.items()}
     return model
 
 
-def read_config(path: Path) -> Size:
-    """The size fields of a config.json; keys of other libraries (transformers adds some) are passed over."""
+def read_config(path: Path) -> tuple[Size, Any]:
+    """Size and facts of a config.json; keys of other libraries (transformers adds some) are passed over."""
     if not path.is_file():
         raise FileNotFoundError(f"no {path.name} in {path.parent}: not a saved model.")
     try:
@@ -164,11 +173,11 @@ def read_config(path: Path) -> Size:
     if not isinstance(config, dict) or config.get("model_type") != MODEL_TYPE:
         found = config.get("model_type") if isinstance(config, dict) else type(config).__name__
         raise ValueError(f"{path} must say model_type: {MODEL_TYPE!r}; got {found!r}.")
-    known = Size.__dataclass_fields__
     missing = sorted({"width", "depth", "num_heads", "ffn_ratio"} - set(config))
     if missing:
         raise ValueError(f"{path} lacks {', '.join(missing)}. Save the model again with save_pretrained.")
-    return Size(**{name: value for name, value in config.items() if name in known})
+    fields = {name: value for name, value in config.items() if name in Size.__dataclass_fields__}
+    return Size(**fields), config.get("facts")
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
@@ -207,16 +216,12 @@ def _checksum(tensors: dict[str, Tensor]) -> str:
 
 
 def build_model(cls: "type[Veca]", size: Size, tensors: dict[str, Tensor], *, source: str) -> "Veca":
-    """A model in eval mode that holds exactly these tensors, in their own precision."""
+    """A model in eval mode that holds exactly these tensors, in their own precision.
+
+    Missing, unknown, misshapen and non-finite ones are refused by name.
+    """
     with torch.device("meta"):
         model = cls(**size.as_dict())
-    check_tensors(model, tensors, source=source)
-    model.load_state_dict(tensors, assign=True)
-    return model.eval()
-
-
-def check_tensors(model: nn.Module, tensors: dict[str, Tensor], *, source: str) -> None:
-    """Refuse missing, unknown, misshapen and non-finite tensors, by name."""
     expected = model.state_dict()
     problems = [f"missing {name}" for name in expected if name not in tensors]
     problems += [f"unknown {name}" for name in tensors if name not in expected]
@@ -235,3 +240,5 @@ def check_tensors(model: nn.Module, tensors: dict[str, Tensor], *, source: str) 
             f"{source} does not fit a model of this size:\n{shown}{more}\n"
             "Load it with the size it was made with, or save it again."
         )
+    model.load_state_dict(tensors, assign=True)
+    return model.eval()

@@ -1,10 +1,15 @@
-"""The one table of model sizes, and the rules a size must obey (paper, table 1; method §1)."""
+"""Models by name: the one table of sizes, the rules a size must obey, and what comes with weights.
+
+Paper, table 1; method §1.
+"""
 
 import math
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
-from veca.model.packaged import list_models
+# Models in veca/weights, in float16, and the sha256 of their weights.
+PACKAGED = {"nano": "707ce63329293352ceaee6494fc1822572eb5f731a1fecb00d6487a17602af6d"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,10 +51,15 @@ SIZES: dict[str, Size] = {
 }
 
 
+def list_models() -> list[str]:
+    """The names that `veca.load_model` and `--model` take without a file or a network."""
+    return sorted(PACKAGED)
+
+
 def resolve_size(name: str, overrides: dict[str, Any]) -> Size:
     """The preset `name` with the fields of `overrides` replaced; every problem is reported at once."""
     if name not in SIZES:
-        hint = f" {name} is a model with weights: veca.load_model({name!r})." if name in list_models() else ""
+        hint = f" {name} is a model with weights: veca.load_model({name!r})." if name in PACKAGED else ""
         raise ValueError(f"size must be one of {', '.join(SIZES)}; got {name!r}.{hint}")
     known = [field.name for field in fields(Size)]
     unknown = sorted(set(overrides) - set(known))
@@ -62,43 +72,37 @@ def resolve_size(name: str, overrides: dict[str, Any]) -> Size:
 
 def check_size(size: Size) -> None:
     """Raise one ValueError that names every contradiction in `size`."""
-    problems = _range_problems(size) or _shape_problems(size)
+    problems = list(_range_problems(size)) or list(_shape_problems(size))
     if problems:
         raise ValueError("this model size cannot be built:\n" + "\n".join(f"- {line}" for line in problems))
 
 
-def _range_problems(size: Size) -> list[str]:
-    problems = []
+def _range_problems(size: Size) -> Iterator[str]:
     for name, value in size.as_dict().items():
         if name == "out_width" and value is None:
             continue
         real = name == "ffn_ratio"
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if not number or not 0 < value < math.inf or not (real or isinstance(value, int)):
-            noun = "number" if real else "integer"
-            problems.append(f"{name} must be a positive {noun}; got {value!r}.")
-    return problems
+            yield f"{name} must be a positive {'number' if real else 'integer'}; got {value!r}."
 
 
-def _shape_problems(size: Size) -> list[str]:
-    problems = []
-    if size.width % size.num_heads:
-        problems.append(
-            f"width must be a multiple of num_heads; got width={size.width}, num_heads={size.num_heads}. "
-            f"Try width={size.width // size.num_heads * size.num_heads or size.num_heads}, "
-            "or give num_heads as well."
+def _shape_problems(size: Size) -> Iterator[str]:
+    width, heads, cores, group = size.width, size.num_heads, size.num_cores, size.core_group
+    if width % heads:
+        yield (
+            f"width must be a multiple of num_heads; got width={width}, num_heads={heads}. "
+            f"Try width={width // heads * heads or heads}, or give num_heads as well."
         )
     elif size.head_width % 4:
-        problems.append(
+        yield (
             f"width/num_heads must be a multiple of 4 (two axes, channels in pairs); got {size.head_width}. "
-            f"Try num_heads={max(1, size.width // 64)}."
+            f"Try num_heads={max(1, width // 64)}."
         )
-    if size.num_cores % size.core_group:
-        problems.append(
-            f"num_cores must be a multiple of core_group; got num_cores={size.num_cores}, "
-            f"core_group={size.core_group}. "
-            f"Try num_cores={-(-size.num_cores // size.core_group) * size.core_group}."
+    if cores % group:
+        yield (
+            f"num_cores must be a multiple of core_group; got num_cores={cores}, core_group={group}. "
+            f"Try num_cores={-(-cores // group) * group}."
         )
     if size.ffn_width < 1:
-        problems.append(f"ffn_ratio·width must be at least 1; got {size.width * size.ffn_ratio:g}.")
-    return problems
+        yield f"ffn_ratio·width must be at least 1; got {width * size.ffn_ratio:g}."

@@ -19,7 +19,7 @@ from veca.model.cores import CoreBank
 from veca.model.hub import HubFolder
 from veca.model.rope import augment_coordinates, frequencies, patch_coordinates, rotation
 from veca.model.sizes import Size, check_size, resolve_size
-from veca.types import Features
+from veca.types import Features, check_images
 
 INIT_STD = 0.02
 COORDINATE_STEP = 0.01
@@ -84,13 +84,12 @@ class Veca(nn.Module, HubFolder):
             out_width=out_width,
         )
         check_size(self.size)
-        ffn_width = self.size.ffn_width
         self.patch_embed = nn.Conv2d(in_channels, width, patch_size, stride=patch_size)
         self.cores = CoreBank(width=width, num_cores=num_cores, core_group=core_group)
         self.coordinate_heads = nn.ModuleList(nn.Linear(width, 2) for _ in range(depth - 1))
         self.coordinate_scales = nn.Parameter(torch.empty(depth - 1))
         self.blocks = nn.ModuleList(
-            Block(width=width, num_heads=num_heads, ffn_width=ffn_width) for _ in range(depth)
+            Block(width=width, num_heads=num_heads, ffn_width=self.size.ffn_width) for _ in range(depth)
         )
         self.final_norm = nn.LayerNorm(width, eps=NORM_EPS)
         self.output_proj = nn.Linear(width, out_width) if out_width else None
@@ -200,8 +199,10 @@ class Veca(nn.Module, HubFolder):
 
         precision = torch.promote_types(coordinates.dtype, torch.float32)
         turn_rate = frequencies(self.size.head_width, device=x.device, dtype=precision)
-        patch_rotation = rotation(self._patch_coordinates(rows, cols, x.device, precision), turn_rate)
-        patch_rotation = patch_rotation.expand(batch, -1, -1, -1)
+        centres = patch_coordinates(rows, cols, device=x.device, dtype=precision)
+        if self.training and self.augment_rope:
+            centres = augment_coordinates(centres)
+        patch_rotation = rotation(centres, turn_rate).expand(batch, -1, -1, -1)
         coordinates = coordinates.to(precision).expand(batch, -1, -1)
         for number, block in enumerate(self.blocks):
             if number:
@@ -227,17 +228,15 @@ class Veca(nn.Module, HubFolder):
             out = block(x, turns, budget)
         return out
 
-    def _patch_coordinates(self, rows: int, cols: int, device: torch.device, dtype: torch.dtype) -> Tensor:
-        coordinates = patch_coordinates(rows, cols, device=device, dtype=dtype)
-        if self.training and self.augment_rope:
-            coordinates = augment_coordinates(coordinates)
-        return coordinates
-
     def _move(self, coordinates: Tensor, cores: Tensor, k: int) -> Tensor:
         """The image-dependent step of the core coordinates, never below float32."""
         head, dtype = self.coordinate_heads[k], coordinates.dtype
         assert isinstance(head, nn.Linear)
-        with _without_autocast(cores.device.type):
+        device = cores.device.type
+        available = torch.amp.is_autocast_available(device)  # not on the meta device
+        plain: AbstractContextManager[object]
+        plain = torch.autocast(device, enabled=False) if available else nullcontext()
+        with plain:
             step = nn.functional.linear(cores.to(dtype), head.weight.to(dtype), head.bias.to(dtype))
         return coordinates + self.coordinate_scales[k].to(dtype) * step
 
@@ -252,6 +251,10 @@ class Veca(nn.Module, HubFolder):
             raise ValueError(f"n must list layers between 0 and {depth - 1}; got {list(n)}.")
         return list(n)
 
+    def _check_images(self, images: Tensor) -> None:
+        size = self.size
+        check_images(images, channels=size.in_channels, patch_size=size.patch_size, normalised=True)
+
     def _check_budget(self, budget: int | None) -> int:
         if budget is None:
             return self.size.num_cores
@@ -262,25 +265,6 @@ class Veca(nn.Module, HubFolder):
             raise ValueError(f"budget must be one of {listed}; got {budget!r}.{hint}")
         return budget
 
-    def _check_images(self, images: Tensor) -> None:
-        channels, patch = self.size.in_channels, self.size.patch_size
-        if images.ndim != 4 or images.shape[1] != channels:
-            raise ValueError(
-                f"images must have shape (B, {channels}, H, W); got {tuple(images.shape)}. "
-                "For one image add a batch dimension: image[None]."
-            )
-        if not images.is_floating_point():
-            raise ValueError(
-                f"images must be normalised floats; got {images.dtype}. Use veca.preprocess or normalise."
-            )
-        height, width = images.shape[-2:]
-        if height % patch or width % patch or not height or not width:
-            near = [max(patch, round(side / patch) * patch) for side in (height, width)]
-            raise ValueError(
-                f"image sides must be multiples of {patch}; got {height}×{width}. "
-                f"Resize to {near[0]}×{near[1]}."
-            )
-
 
 def create_model(name: str, **overrides: Any) -> Veca:
     """A model of a named size with fresh weights, in training mode.
@@ -289,8 +273,3 @@ def create_model(name: str, **overrides: Any) -> Veca:
     core_group, patch_size, in_channels, out_width.
     """
     return Veca(**resolve_size(name, overrides).as_dict())
-
-
-def _without_autocast(device_type: str) -> AbstractContextManager[object]:
-    available = torch.amp.is_autocast_available(device_type)  # not on the meta device
-    return torch.autocast(device_type, enabled=False) if available else nullcontext()

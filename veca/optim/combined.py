@@ -6,24 +6,60 @@ A parameter without a gradient keeps its weight, moments and step count, bit for
 
 The paper used the dion library, which installs from its repository only: it is taken where it can be
 imported, ours otherwise.
+
+Which algorithm owns which parameter, for a Veca and for a plain ViT alike: NorMuon takes the weight of every
+`nn.Linear` inside a block, except the last linear of the last block (its FFN output); AdamW takes everything
+else. Blocks are those elements of an `nn.ModuleList` that hold linears without being one: a list of bare
+linears (the coordinate heads) is no list of blocks. What stands outside the blocks (patch embedding, output
+projection) is AdamW's.
 """
 
-import math
-from collections.abc import Callable, Sequence
-from typing import Any, Literal, overload
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple, overload
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
-from veca.optim.division import num_ranks
-from veca.optim.normuon import normuon_step, polar_express
-from veca.optim.split import NamedParameters, ParameterSplit
+from veca.optim.normuon import normuon_step, num_ranks, polar_express
 
+NamedParameters = list[tuple[str, nn.Parameter]]
 Backend = Literal["auto", "veca", "dion"]
 DION = "pip install git+https://github.com/microsoft/dion"  # no extra: PyPI refuses URLs in metadata
 ADAMW_EPS = 1e-8
+
+
+class ParameterSplit(NamedTuple):
+    """Every trainable parameter, once."""
+
+    matrices: NamedParameters  # NorMuon
+    rest: NamedParameters  # AdamW
+
+    def describe(self) -> str:
+        """One line for the log."""
+        parts = (("NorMuon", "matrices", self.matrices), ("AdamW", "tensors", self.rest))
+        return "; ".join(
+            f"{optimizer}: {len(named)} {kind}, {sum(p.numel() for _, p in named):,} parameters"
+            for optimizer, kind, named in parts
+        )
+
+
+def split_parameters(student: nn.Module) -> ParameterSplit:
+    """Divide the trainable parameters of `student` between NorMuon and AdamW."""
+    linears = [linear for block in _blocks(student) for linear in _linears(block)]
+    if not linears:
+        raise ValueError(
+            f"student must hold its blocks in an nn.ModuleList, for NorMuon to find their matrices; "
+            f"{type(student).__name__} has no such list. Wrap its blocks: nn.ModuleList([block, …])."
+        )
+    # Identity, not name or equality: a weight shared by two modules is one parameter.
+    hidden = {id(linear.weight) for linear in linears} - {id(linears[-1].weight)}
+    split = ParameterSplit([], [])
+    for name, parameter in student.named_parameters():
+        if parameter.requires_grad:
+            (split.matrices if id(parameter) in hidden else split.rest).append((name, parameter))
+    return split
 
 
 def make_optimizer(
@@ -39,18 +75,10 @@ def make_optimizer(
 ) -> torch.optim.Optimizer:
     """NorMuon for `split.matrices`, AdamW for `split.rest`, in one object with two parameter groups.
 
-    Args:
-        split: what `split_parameters` returned.
-        lr: learning rate of both algorithms.
-        weight_decay: decay of both; cautious for the matrices, plain for everything else.
-        momentum: NorMuon's momentum, with Nesterov's look-ahead.
-        beta2: memory of NorMuon's row second moment.
-        betas: memories of AdamW's first and second moment.
-        backend: `dion`, `veca` (ours), or `auto`: dion where it can be imported. dion corrects AdamW's bias
-            by the steps of the run, ours (like torch) by the steps in which the parameter had a gradient.
-        bf16_on_cpu: let NorMuon orthogonalise in bf16 on a CPU too, as it does on GPUs.
+    Decay is cautious for the matrices, plain for everything else; `bf16_on_cpu` lets NorMuon orthogonalise in
+    bf16 on a CPU too, as it does on GPUs. dion corrects AdamW's bias by the steps of the run, ours (like
+    torch) by the steps in which the parameter had a gradient.
     """
-    _check_numbers(lr=lr, weight_decay=weight_decay, momentum=momentum, beta2=beta2, betas=betas)
     if backend not in ("auto", "veca", "dion"):
         raise ValueError(f"backend must be one of auto, veca, dion; got {backend!r}. Try auto.")
     make_dion = None if backend == "veca" else _find_dion()
@@ -86,14 +114,10 @@ class NorMuonAdamW(torch.optim.Optimizer):
         bf16_on_cpu: bool = False,
     ) -> None:
         self._bf16_on_cpu = bf16_on_cpu
+        matrices, rest = _parameters(split.matrices), _parameters(split.rest)
         groups: list[dict[str, Any]] = [
-            {
-                "params": _parameters(split.matrices),
-                "algorithm": "normuon",
-                "momentum": momentum,
-                "beta2": beta2,
-            },
-            {"params": _parameters(split.rest), "algorithm": "adamw", "betas": betas, "eps": ADAMW_EPS},
+            {"params": matrices, "algorithm": "normuon", "momentum": momentum, "beta2": beta2},
+            {"params": rest, "algorithm": "adamw", "betas": betas, "eps": ADAMW_EPS},
         ]
         super().__init__(groups, {"lr": lr, "weight_decay": weight_decay})
 
@@ -197,23 +221,16 @@ def _parameters(named: NamedParameters) -> list[nn.Parameter]:
     return [parameter for _, parameter in named]
 
 
-def _check_numbers(
-    *, lr: float, weight_decay: float, momentum: float, beta2: float, betas: Sequence[float]
-) -> None:
-    """Raise one ValueError that names every number out of place."""
-    problems = [
-        f"{key} must be at least 0 and finite; got {value}. Try {hint}."
-        for key, value, hint in (("lr", lr, 4e-4), ("weight_decay", weight_decay, 0.015))
-        if not 0 <= value < math.inf
-    ]
-    shares = {"momentum": (momentum, 0.95), "beta2": (beta2, 0.95)}
-    shares |= {
-        f"betas[{i}]": (beta, hint) for i, (beta, hint) in enumerate(zip(betas, (0.9, 0.999), strict=True))
-    }
-    problems += [
-        f"{key} must be at least 0 and less than 1; got {value}. Try {hint}."
-        for key, (value, hint) in shares.items()
-        if not 0 <= value < 1
-    ]
-    if problems:
-        raise ValueError("\n".join(problems))
+def _blocks(module: nn.Module) -> list[nn.Module]:
+    """Elements of the outermost lists of blocks, in the order of registration."""
+    if isinstance(module, nn.ModuleList) and any(map(_is_block, module)):
+        return [element for element in module if _is_block(element)]
+    return [block for child in module.children() for block in _blocks(child)]
+
+
+def _is_block(module: nn.Module) -> bool:
+    return not isinstance(module, nn.Linear) and bool(_linears(module))
+
+
+def _linears(module: nn.Module) -> list[nn.Linear]:
+    return [child for child in module.modules() if isinstance(child, nn.Linear)]

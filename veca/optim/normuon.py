@@ -4,21 +4,24 @@ Per matrix, with U the Nesterov look-ahead of the momentum: O = polar(U), each r
 running root mean square; O is then scaled back to its Frobenius norm. Decoupled decay acts only where it has
 the sign of the update (cautious). The step is lr · 0.2·√max(rows, cols) · O: AdamW's rates carry over.
 
-Plain PyTorch, no device sync: matrices of one shape are stacked and share every kernel. With several ranks
-the state is replicated and only the orthogonalisation, nearly all of the work, is divided (`division.py`).
-NorMuon: arXiv 2510.05491. Polar Express: arXiv 2505.16932.
+Plain PyTorch, no device sync: matrices of one shape are stacked and share every kernel. NorMuon: arXiv
+2510.05491. Polar Express: arXiv 2505.16932.
+
+With several ranks the state is replicated and only the orthogonalisation, nearly all of the work, is divided.
+The division depends on the shapes alone, so all ranks agree on it without talking. The exchange is one
+all-gather of a fixed size, made by every rank in every step whatever gradients it has: a rank that skipped it
+would leave the others waiting. Every rank receives the same bytes, so replicated weights stay identical.
 """
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, MutableMapping, Sequence
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from functools import reduce
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
-
-from veca.optim.division import exchange, my_rank, num_ranks, owners
 
 State = MutableMapping[Tensor, dict[str, Any]]
 
@@ -33,6 +36,10 @@ POLAR_COEFFICIENTS = (
 POLAR_SAFETY = 1.01  # keeps the largest singular value below 1 when bf16 rounds up
 POLAR_EPS = 1e-7
 ROW_EPS = 1e-8
+PRESENCE_MISMATCH = (
+    "a matrix has a gradient on some ranks and none on others. All ranks must run the same blocks, and "
+    "gradients must be reduced (DDP does both) before the optimizer step."
+)
 
 
 def normuon_step(
@@ -81,6 +88,21 @@ def polar_dtype(matrix: Tensor, *, bf16_on_cpu: bool = False) -> torch.dtype:
     return torch.float32 if matrix.device.type == "cpu" and not bf16_on_cpu else torch.bfloat16
 
 
+def owners(shapes: Sequence[torch.Size], *, num_ranks: int) -> list[int]:
+    """The rank that computes each matrix: the costliest first, each to the rank with the least to do."""
+    owner, loads = [0] * len(shapes), [0] * num_ranks
+    # Multiplications of one polar iteration: XXᵀ, A² and the product with X.
+    costs = [min(shape) ** 2 * (2 * max(shape) + min(shape)) for shape in shapes]
+    for index in sorted(range(len(shapes)), key=lambda index: -costs[index]):
+        owner[index] = loads.index(min(loads))
+        loads[owner[index]] += costs[index]
+    return owner
+
+
+def num_ranks() -> int:
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
 def _accumulate_momentum(active: Sequence[Tensor], state: State, *, momentum: float) -> None:
     for weight in active:
         if not state[weight]:
@@ -98,19 +120,53 @@ def _directions(
     weights: Sequence[Tensor], state: State, *, momentum: float, bf16_on_cpu: bool
 ) -> dict[Tensor, Tensor]:
     """polar(U) of every active weight: each rank computes its share, then all share the results."""
-    owner = owners([weight.shape for weight in weights], num_ranks=num_ranks())
-    mine = [w for w, rank in zip(weights, owner, strict=True) if rank == my_rank() and w.grad is not None]
+    ranks = num_ranks()
+    me = dist.get_rank() if ranks > 1 else 0
+    owner = owners([weight.shape for weight in weights], num_ranks=ranks)
+    mine = [w for w, rank in zip(weights, owner, strict=True) if rank == me and w.grad is not None]
     directions: dict[Tensor, Tensor] = {}
     for same in _by_shape(mine):
         buffers = [state[weight]["momentum"] for weight in same]
         look_ahead = torch._foreach_add(_grads(same), buffers, alpha=momentum)
         polar = polar_express(torch.stack(look_ahead), bf16_on_cpu=bf16_on_cpu)
         directions.update(zip(same, polar.unbind(), strict=True))
-    if num_ranks() == 1 or not weights:
+    if ranks == 1 or not weights:
         return directions
     dtypes = (polar_dtype(weight, bf16_on_cpu=bf16_on_cpu) for weight in weights)
     dtype = reduce(torch.promote_types, dtypes)
-    return exchange(directions, weights, owner=owner, dtype=dtype)
+    return _exchange(directions, weights, owner=owner, dtype=dtype)
+
+
+def _exchange(
+    mine: Mapping[Tensor, Tensor], weights: Sequence[Tensor], *, owner: Sequence[int], dtype: torch.dtype
+) -> dict[Tensor, Tensor]:
+    """Give the results of this rank's weights, get those of all weights that have a gradient.
+
+    A rank's message: one flag per weight (has it a gradient here?), then its results, each at a fixed place.
+    """
+    ends = [len(weights)] * (max(owner) + 1)  # of what each rank sends; the flags come first
+    places = {}
+    for weight, rank in zip(weights, owner, strict=True):
+        places[weight] = slice(ends[rank], ends[rank] + weight.numel())
+        ends[rank] = places[weight].stop
+    message = torch.zeros(max(ends), dtype=dtype, device=weights[0].device)
+    message[: len(weights)] = 1
+    for index, weight in enumerate(weights):
+        if weight.grad is None:
+            message[index] = 0
+    if mine:
+        slots = [message[places[weight]].view(weight.shape) for weight in mine]
+        torch._foreach_copy_(slots, list(mine.values()))
+    messages = message.new_empty(dist.get_world_size(), len(message))
+    dist.all_gather(list(messages.unbind()), message)
+    flags = messages[:, : len(weights)]
+    # Asynchronous, because reading the flags on the host would stall a GPU in every step.
+    torch._assert_async((flags == flags[0]).all(), PRESENCE_MISMATCH)
+    return {
+        weight: messages[rank, places[weight]].view(weight.shape)
+        for weight, rank in zip(weights, owner, strict=True)
+        if weight.grad is not None
+    }
 
 
 def _normalise_rows(directions: Tensor, second_moments: list[Tensor], *, beta2: float) -> Tensor:

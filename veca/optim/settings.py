@@ -2,16 +2,13 @@
 
 import logging
 import math
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from veca.optim.combined import Backend, make_optimizer
-from veca.optim.schedule import warmup_cosine_factor
-from veca.optim.split import split_parameters
+from veca.optim.combined import Backend, make_optimizer, split_parameters
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +53,13 @@ class Optimization:
             found.append(f"weight_decay = {self.weight_decay}: must be a number ≥ 0.")
         if self.decay_steps is not None and self.decay_steps < 1:
             found.append(f"decay_steps = {self.decay_steps}: must be at least 1, or null.")
+        shares = {"momentum": self.momentum, "beta2": self.beta2}
+        shares |= {f"betas[{place}]": beta for place, beta in enumerate(self.betas)}
+        found += [
+            f"{key} = {share}: must be at least 0 and less than 1. Try 0.95."
+            for key, share in shares.items()
+            if not 0 <= share < 1
+        ]
         if (self.warmup_steps is None) == (self.warmup_epochs is None):
             found.append(
                 "give one of warmup_steps and warmup_epochs; "
@@ -67,21 +71,45 @@ class Optimization:
         self, student: nn.Module, *, max_steps: int, steps_per_epoch: float, bf16_on_cpu: bool = False
     ) -> tuple[Optimizer, LambdaLR]:
         """The optimizer and its per-step schedule for a run of `max_steps`."""
-        if self.warmup_steps is not None:
-            warmup = self.warmup_steps
-        else:
+        warmup = self.warmup_steps
+        if warmup is None:
             assert self.warmup_epochs is not None
             warmup = round(self.warmup_epochs * steps_per_epoch)
-        keys = ("lr", "weight_decay", "momentum", "beta2", "betas", "backend")
-        options: dict[str, Any] = {key: asdict(self)[key] for key in keys}
+        if not 0 <= warmup < max_steps:
+            raise ValueError(
+                f"warmup_steps must be at least 0 and less than the steps of the run ({max_steps}); "
+                f"got {warmup}. Try {max_steps // 10}."
+            )
         split = split_parameters(student)
         log.info(split.describe())
-        optimizer = make_optimizer(split, bf16_on_cpu=bf16_on_cpu, **options)
-        factor = warmup_cosine_factor(
+        optimizer = make_optimizer(
+            split,
             lr=self.lr,
-            min_lr=self.min_lr,
-            warmup_steps=warmup,
-            max_steps=max_steps,
-            decay_steps=self.decay_steps,
+            weight_decay=self.weight_decay,
+            momentum=self.momentum,
+            beta2=self.beta2,
+            betas=self.betas,
+            backend=self.backend,
+            bf16_on_cpu=bf16_on_cpu,
         )
-        return optimizer, LambdaLR(optimizer, factor)
+
+        return optimizer, LambdaLR(
+            optimizer, lambda step: self.rate(step, warmup=warmup, max_steps=max_steps) / self.lr
+        )
+
+    def rate(self, step: int, *, warmup: int, max_steps: int) -> float:
+        """Learning rate of `step`, counted from 0: linear warmup from the minimum, then a cosine back to it.
+
+        With `decay_steps` the rate stays at its height until that many steps before the end. Such a run can
+        be prolonged as long as its decay has not begun; a short decay from any checkpoint gives a finished
+        model. Past `max_steps` the rate stays at the minimum: a run prolonged by hand does not climb again.
+        """
+        top = warmup if self.decay_steps is None else max(warmup, max_steps - self.decay_steps)
+        if step < warmup:
+            height = step / warmup
+        elif step < top:
+            height = 1.0
+        else:
+            progress = min(1.0, (step - top) / (max_steps - top))
+            height = (1 + math.cos(math.pi * progress)) / 2
+        return self.min_lr + (self.lr - self.min_lr) * height

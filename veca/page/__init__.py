@@ -1,10 +1,4 @@
-"""`veca page`: a local page where one moves the budget and sees what it does.
-
-samples.py  a drawn picture, and the demo's if it was run
-traces.py   one picture at one budget and resolution → features, core traces and what they cost
-pictures.py what the page shows of it, as images and a small table
-app.py      the page itself: components, what happens when one is touched, and its server
-"""
+"""`veca page`: a local page where one moves the budget and sees what it does."""
 
 import os
 import signal
@@ -13,7 +7,7 @@ from contextlib import suppress
 from types import FrameType
 
 from veca.checkpoint import load_model
-from veca.utils.extras import require_extra
+from veca.utils.imports import require_extra
 from veca.utils.precision import FLOAT32, InferencePrecision
 
 _PORT = 7860

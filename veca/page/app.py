@@ -17,9 +17,8 @@ from veca.data.decode import BadImage, decode
 from veca.data.folders import read_file, read_named
 from veca.model import Veca
 from veca.page.pictures import SHOWN, Choice, core_at, cost_table, draw_sides
-from veca.page.samples import Samples, sample_images
-from veca.page.traces import Visit, cost
-from veca.utils.precision import FLOAT32, InferencePrecision
+from veca.page.traces import Visit, cost, sample_images
+from veca.utils.precision import InferencePrecision
 
 SIDES = (8, 16, 24, 32)  # of the view, in patches: 128, 256, 384 and 512 pixels
 MAX_UPLOAD = "20mb"
@@ -50,10 +49,9 @@ def serve(
     title: str,
     host: str,
     port: int,
-    precision: InferencePrecision = FLOAT32,
-    wait: bool = True,
-) -> gr.Blocks:
-    """Serve until interrupted, or return at once when not to `wait`."""
+    precision: InferencePrecision,
+) -> None:
+    """Serve until interrupted."""
     page = build_page(model, title=title, precision=precision)
     # Fonts of the visitor's machine: others would be fetched from elsewhere.
     theme = gr.themes.Default(primary_hue="orange", font=["system-ui", "sans-serif"], font_mono=["monospace"])
@@ -74,12 +72,10 @@ def serve(
     except OSError as error:
         raise OSError(f"port {port} cannot be used ({error}). Try --port {port + 1}.") from None
     print(f"{address} (Ctrl-C ends it)")
-    if wait:
-        page.block_thread()
-    return page
+    page.block_thread()
 
 
-def build_page(model: Veca, *, title: str, precision: InferencePrecision = FLOAT32) -> gr.Blocks:
+def build_page(model: Veca, *, title: str, precision: InferencePrecision) -> gr.Blocks:
     """The page of one model."""
     samples = sample_images()
     page = gr.Blocks(title=title, analytics_enabled=False, fill_width=True, delete_cache=(KEPT_SECONDS,) * 2)
@@ -147,7 +143,7 @@ def _wire(
     model: Veca,
     controls: Parts,
     sides: list[Parts],
-    samples: Samples,
+    samples: dict[str, Image.Image | Path],
     precision: InferencePrecision,
 ) -> None:
     """Every touch changes the visit or the choice, then everything is drawn again from them."""
@@ -175,13 +171,15 @@ def _wire(
         event(change, inputs, outputs, **_QUIET).then(redraw, given, shown, **_QUIET)
 
     def open_sample(name: str) -> tuple[str, Visit]:
-        return "", _open_sample(samples[name])
+        sample = samples[name]
+        return "", Visit(Image.fromarray(decode(read_named(sample))) if isinstance(sample, Path) else sample)
 
     for event in (page.load, controls["sample"].input):
         on(event, open_sample, controls["sample"], [controls["message"], visit])
     opened = [controls["upload"], controls["message"], visit]
     on(controls["upload"].upload, _open_upload, [controls["upload"], visit], opened)
-    on(controls["layer"].change, _pick_layer, [choice, controls["layer"]], choice)
+    layers = [choice, controls["layer"]]
+    on(controls["layer"].change, lambda choice, layer: choice._replace(layer=int(layer) - 1), layers, choice)
     for control in sliders:
         # Of a slider on the move only the last position is drawn.
         control.change(redraw, given, shown, trigger_mode="always_last", **_QUIET)
@@ -196,10 +194,6 @@ def _nearest_budget(model: Veca, typed: float | None) -> int:
     return min(model.budgets, key=lambda budget: abs(budget - (typed or 0)))
 
 
-def _open_sample(sample: Image.Image | Path) -> Visit:
-    return Visit(sample if isinstance(sample, Image.Image) else Image.fromarray(decode(read_named(sample))))
-
-
 def _open_upload(path: str, visit: Visit) -> tuple[None, str, Visit]:
     """Read the file and delete it; a file that is no image leaves the page as it was, with a message."""
     file = Path(path)
@@ -212,10 +206,6 @@ def _open_upload(path: str, visit: Visit) -> tuple[None, str, Visit]:
         file.unlink(missing_ok=True)
     image.thumbnail((LONGEST_SIDE, LONGEST_SIDE))
     return None, "", Visit(image)
-
-
-def _pick_layer(choice: Choice, layer: int) -> Choice:
-    return choice._replace(layer=int(layer) - 1)
 
 
 def _pick_patch(choice: Choice, event: gr.SelectData) -> Choice:

@@ -1,20 +1,23 @@
-"""What the page shows of a core trace: images, drawn with Pillow alone, and a small table."""
+"""What the page shows of a core trace: images, drawn with Pillow, and a small table."""
 
-import colorsys
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
-from PIL import Image, ImageDraw
+from matplotlib import colormaps
+from PIL import Image, ImageColor, ImageDraw
 
 from veca.page.traces import CoreTrace, Cost
-from veca.utils.maps import Array, core_maps, core_paths, cosine_map, joint_colours, patch_at
+from veca.utils.maps import Array, as_pixels, core_maps, core_paths, cosine_map, joint_colours, patch_at
 
 SHOWN = (384, 384)
 TILE = (44, 44)
 COLUMNS = 8
 GAP = 3
 BLANK = (240, 240, 243)
+_DARKEST = 0.07  # where the colour map begins: its own end is black
+HEAT = 0.75  # share of a map's colour, over what is left of the picture
+
+Grid = tuple[int, int]
 
 
 class Choice(NamedTuple):
@@ -40,16 +43,17 @@ def draw_sides(
 ) -> list[Pictures]:
     """The pictures of all sides; colours are common to them, so that they can be compared."""
     base = view.resize(SHOWN, Image.Resampling.BICUBIC)
-    colours = joint_colours([trace.patches for trace in traces], method="pca")
-    return [
-        Pictures(
-            colours=_marked(show_colours(rgb, grid=trace.grid, size=SHOWN), trace, choice),
-            similarity=_similarity(base, trace, choice),
-            cores=_core_sheet(view, trace, choice, num_cores=num_cores),
-            path=_core_path(base, trace, choice),
-        )
-        for trace, rgb in zip(traces, colours, strict=True)
-    ]
+    sides, maps = [], joint_colours([trace.patches for trace in traces], method="pca")
+    for trace, rgb in zip(traces, maps, strict=True):
+        patch = patch_at(choice.x, choice.y, size=(1, 1), grid=trace.grid)
+        values = cosine_map(trace.patches, trace.patches[patch])
+        low, high = float(values.min()), float(values.max())
+        heat = show_heat(base, (values - low) / max(high - low, 1e-6), grid=trace.grid)  # only order counts
+        colours = Image.fromarray(as_pixels(rgb, trace.grid)).resize(SHOWN, Image.Resampling.NEAREST)
+        marked, similar = (mark_patch(picture, patch, grid=trace.grid) for picture in (colours, heat))
+        sheet = _core_sheet(view, trace, choice, num_cores=num_cores)
+        sides.append(Pictures(marked, similar, sheet, _core_path(base, trace, choice)))
+    return sides
 
 
 def core_at(x: float, y: float, *, num_cores: int) -> int | None:
@@ -76,21 +80,6 @@ def cost_table(cost: Cost, trace: CoreTrace, *, budget: int) -> str:
     )
 
 
-def _patch(trace: CoreTrace, choice: Choice) -> int:
-    return patch_at(choice.x, choice.y, size=(1, 1), grid=trace.grid)
-
-
-def _marked(image: Image.Image, trace: CoreTrace, choice: Choice) -> Image.Image:
-    return mark_patch(image, _patch(trace, choice), grid=trace.grid)
-
-
-def _similarity(base: Image.Image, trace: CoreTrace, choice: Choice) -> Image.Image:
-    """Cosine to the chosen patch, its range stretched over the colours: what counts is the order."""
-    values = cosine_map(trace.patches, trace.patches[_patch(trace, choice)])
-    low, high = float(values.min()), float(values.max())
-    return _marked(show_heat(base, (values - low) / max(high - low, 1e-6), grid=trace.grid), trace, choice)
-
-
 def _core_sheet(view: Image.Image, trace: CoreTrace, choice: Choice, *, num_cores: int) -> Image.Image:
     """A tile for every core of the bank; the ones that are not active are blank."""
     small = view.resize(TILE, Image.Resampling.BICUBIC)
@@ -111,36 +100,12 @@ def _core_path(base: Image.Image, trace: CoreTrace, choice: Choice) -> Image.Ima
     return draw_paths(heat, paths, chosen=choice.core)
 
 
-Grid = tuple[int, int]
-
-# A perceptually even ramp, dark to light; in between, colours are interpolated.
-_RAMP = np.array(
-    [
-        (12, 8, 38),
-        (74, 12, 107),
-        (140, 41, 99),
-        (203, 71, 72),
-        (243, 120, 25),
-        (252, 193, 47),
-        (252, 255, 164),
-    ],
-    dtype=np.float32,
-)
-
-
-def show_colours(colours: Array, *, grid: Grid, size: tuple[int, int]) -> Image.Image:
-    """RGB per patch (N, 3) in [0, 1] as a picture of (width, height)."""
-    pixels = (colours.reshape(*grid, 3) * 255).round().astype(np.uint8)
-    return Image.fromarray(pixels).resize(size, Image.Resampling.NEAREST)
-
-
-def show_heat(image: Image.Image, values: Array, *, grid: Grid, strength: float = 0.75) -> Image.Image:
+def show_heat(image: Image.Image, values: Array, *, grid: Grid) -> Image.Image:
     """A map (N,) in [0, 1] over a greyed image."""
     heat = Image.fromarray(values.reshape(grid)).resize(image.size, Image.Resampling.BICUBIC)
-    level = np.clip(np.asarray(heat), 0, 1)
-    base = np.asarray(image.convert("L").convert("RGB"), dtype=np.float32)
-    mixed = (1 - strength) * base + strength * _ramp(level)
-    return Image.fromarray(mixed.round().clip(0, 255).astype(np.uint8))
+    levels = _DARKEST + (1 - _DARKEST) * np.asarray(heat)
+    colours = Image.fromarray(colormaps["inferno"](levels, bytes=True)[..., :3])
+    return Image.blend(image.convert("L").convert("RGB"), colours, HEAT)
 
 
 def mark_patch(image: Image.Image, patch: int, *, grid: Grid) -> Image.Image:
@@ -150,8 +115,7 @@ def mark_patch(image: Image.Image, patch: int, *, grid: Grid) -> Image.Image:
     width, height = image.size[0] / cols, image.size[1] / rows
     marked = image.copy()
     box = (col * width, row * height, (col + 1) * width - 1, (row + 1) * height - 1)
-    draw = ImageDraw.Draw(marked)
-    draw.rectangle(tuple(round(edge) for edge in box), outline="white", width=2)
+    ImageDraw.Draw(marked).rectangle(tuple(round(edge) for edge in box), outline="white", width=2)
     return marked
 
 
@@ -162,47 +126,30 @@ def draw_paths(image: Image.Image, paths: Array, *, chosen: int | None = None) -
     """
     drawn = image.copy()
     draw = ImageDraw.Draw(drawn)
-    order = [core for core in range(len(paths)) if core != chosen] + ([] if chosen is None else [chosen])
-    for core in order:
+    for core in sorted(range(len(paths)), key=lambda core: core == chosen):  # the chosen one on top
         points = [(float(x), float(y)) for x, y in paths[core]]
         loud = chosen is None or core == chosen
         colour = core_colour(core, len(paths)) if loud else (205, 205, 205)
         if core == chosen:
             draw.line(points, fill=(0, 0, 0), width=5)
         draw.line(points, fill=colour, width=3 if core == chosen else 1)
-        _dot(draw, points[0], 1.5, colour)
-        _dot(draw, points[-1], 5 if core == chosen else 3 if loud else 2, colour)
+        draw.circle(points[0], 1.5, fill=colour, outline=(0, 0, 0))
+        draw.circle(points[-1], 5 if core == chosen else 3 if loud else 2, fill=colour, outline=(0, 0, 0))
     return drawn
 
 
-def mosaic(tiles: list[Image.Image], *, columns: int, gap: int = 3) -> Image.Image:
+def mosaic(tiles: list[Image.Image], *, columns: int, gap: int) -> Image.Image:
     """Equal tiles in rows of `columns`."""
-    width, height = tiles[0].size
+    width, height = tiles[0].size[0] + gap, tiles[0].size[1] + gap
     rows = -(-len(tiles) // columns)
-    size = (columns * (width + gap) - gap, rows * (height + gap) - gap)
-    sheet = Image.new("RGB", size, (255, 255, 255))
+    sheet = Image.new("RGB", (columns * width - gap, rows * height - gap), (255, 255, 255))
     for number, tile in enumerate(tiles):
         row, col = divmod(number, columns)
-        sheet.paste(tile, (col * (width + gap), row * (height + gap)))
+        sheet.paste(tile, (col * width, row * height))
     return sheet
 
 
-def core_colour(core: int, count: int) -> tuple[int, int, int]:
+def core_colour(core: int, count: int) -> tuple[int, ...]:
     """A colour of its own for each core; neighbours in the bank lie far apart on the circle."""
-    hue = (core * 0.618034) % 1.0
-    red, green, blue = colorsys.hsv_to_rgb(hue, 0.75 if core % 2 else 0.95, 1.0 if core < count / 2 else 0.85)
-    return round(255 * red), round(255 * green), round(255 * blue)
-
-
-def _dot(
-    draw: ImageDraw.ImageDraw, place: tuple[float, float], radius: float, colour: tuple[int, int, int]
-) -> None:
-    x, y = place
-    draw.ellipse((x - radius, y - radius, x + radius, y + radius), fill=colour, outline=(0, 0, 0))
-
-
-def _ramp(level: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Levels (H, W) in [0, 1] → RGB (H, W, 3) in [0, 255]."""
-    stops = np.linspace(0, 1, len(_RAMP))
-    channels = [np.interp(level, stops, _RAMP[:, channel]) for channel in range(3)]
-    return np.stack(channels, axis=-1).astype(np.float32)
+    hue = core * 222.5 % 360  # the golden angle
+    return ImageColor.getrgb(f"hsv({hue}, {75 if core % 2 else 95}%, {100 if core < count / 2 else 85}%)")

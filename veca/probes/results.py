@@ -7,17 +7,15 @@ The JSON grows cell by cell while a probe runs, so an interrupted one goes on wh
 
 import csv
 import json
-import re
 import statistics
 from collections.abc import Collection, Iterator
 from dataclasses import asdict, dataclass, field
 from functools import cache
-from html import escape
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from veca.utils.chart import COLOURS, HEIGHT, WIDTH, Line, Points, line_chart
+from veca.utils.chart import Line, Points, line_chart
 from veca.utils.files import write_text_atomic
 
 FORMAT = "veca-probe"
@@ -27,12 +25,6 @@ SHARES = ("accuracy", "top-1", "top-5", "mAP", "mIoU", "pixel accuracy", "δ<1.2
 RATE = "learning rate"
 
 BUDGETS = (64, 56, 48, 40, 32, 24, 16, 8)
-
-_LEGEND_STEP = 18
-_STYLE = (
-    "text { font: 12px system-ui, sans-serif; fill: #1b2530; } .tick { fill: #5a6673; font-size: 11px; } "
-    ".grid { stroke: #e6ebf0; } .axis { stroke: #8a96a3; }"
-)
 
 
 @dataclass(frozen=True)
@@ -202,24 +194,12 @@ def paper_cells(dataset: str, quantity: str, *, budgets: Collection[int | None] 
 
 
 def elastic_picture(results: Results) -> str:
-    """The curve as an SVG file; empty text when nothing was measured at two budgets."""
-    lines, quantity = elastic_lines(results), results.quantities[0]
+    """The curve as SVG; empty text when nothing was measured at two budgets."""
+    lines = elastic_lines(results)
     budgets = sorted({at for line in lines for at, _ in line.points})
-    unit = f"{quantity} (%)" if is_share(quantity) else quantity
-    chart = line_chart(lines, x_label="budget (active cores)", y_label=unit, x_ticks=budgets)
-    svg, end, _ = chart.partition("</svg>")
-    if not end:
-        return ""
-    inner = re.sub(r"^<svg ", f'<svg width="{WIDTH}" height="{HEIGHT}" ', svg) + end
-    height = HEIGHT + _LEGEND_STEP * len(lines) + 8
-    for place, line in enumerate(lines):
-        y, dash = HEIGHT + _LEGEND_STEP * place, ' stroke-dasharray="6 4"' if line.dashed else ""
-        inner += f'<line x1="72" x2="96" y1="{y}" y2="{y}" stroke="{line.colour}" stroke-width="3"{dash}/>'
-        inner += f'<text x="104" y="{y + 4}">{escape(line.name)}</text>'
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{2 * WIDTH}">'
-        f'<style>{_STYLE}</style><rect width="100%" height="100%" fill="white"/>{inner}</svg>\n'
-    )
+    quantity = results.quantities[0]
+    label = f"{quantity} (%)" if is_share(quantity) else quantity
+    return line_chart(lines, x_label="budget (active cores)", y_label=label, x_ticks=budgets)
 
 
 def elastic_lines(results: Results) -> list[Line]:
@@ -239,7 +219,4 @@ def elastic_lines(results: Results) -> list[Line]:
     if not budgets:
         return []
     flat = {title: [(min(budgets), value), (max(budgets), value)] for title, value in levels.items()}
-    return [
-        Line(title, points, COLOURS[place % len(COLOURS)], dashed=title in levels)
-        for place, (title, points) in enumerate({**curves, **flat}.items())
-    ]
+    return [Line(title, points, dashed=title in levels) for title, points in {**curves, **flat}.items()]

@@ -11,10 +11,9 @@ no gradient. A checkpoint never holds one. Where targets are stored (`data.targe
 `CachedTargets` is how older recipes say so.
 """
 
-from veca.teachers.base import MicroBatch, Teacher
-from veca.teachers.cached import CachedTargets
+from veca.teachers.base import CachedTargets, MicroBatch, Teacher
+from veca.teachers.dinov3 import OfflineTeacher
 from veca.teachers.efficientnet import EfficientNetTeacher
-from veca.teachers.random import OfflineTeacher
 from veca.teachers.transformers import TransformersTeacher
 
 __all__ = [

@@ -10,7 +10,7 @@ Shapes: B batch, N patches of the student's grid, D teacher width.
 import hashlib
 import json
 from abc import ABC, abstractmethod
-from typing import Any, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from veca.data.resolutions import PATCH_SIZE
 from veca.data.views import MEAN, STD
-from veca.types import Targets
+from veca.types import Targets, check_images
 
 Channels = tuple[float, float, float]
 MicroBatch = int | dict[int, int] | None
@@ -35,9 +35,8 @@ class Normalisation(NamedTuple):
     @classmethod
     def from_unit(cls, mean: Channels, std: Channels, *, rescale: float = 1 / 255) -> "Normalisation":
         """From mean and std that apply to `byte * rescale`, as model cards state them."""
-        red, green, blue = (value / rescale for value in mean)
-        red_std, green_std, blue_std = (value / rescale for value in std)
-        return cls((red, green, blue), (red_std, green_std, blue_std))
+        (a, b, c), (d, e, f) = ([value / rescale for value in values] for values in (mean, std))
+        return cls((a, b, c), (d, e, f))
 
 
 IMAGENET = Normalisation.from_unit(MEAN, STD)  # also the student's
@@ -78,10 +77,16 @@ class Teacher(nn.Module, ABC):
         compile_teacher: bool | None = None,
     ) -> None:
         super().__init__()
-        _check_micro_batch(micro_batch)
-        self.width = width
-        self.normalisation = normalisation
-        self.micro_batch = micro_batch
+        if micro_batch is not None:
+            numbers = (
+                [*micro_batch, *micro_batch.values()] if isinstance(micro_batch, dict) else [micro_batch]
+            )
+            if not numbers or min(numbers) < 1:
+                raise ValueError(
+                    "micro_batch must be a positive number of images, or one per resolution like "
+                    f"{{256: 128, 768: 8}}; got {micro_batch!r}. Leave it out to pass whole batches."
+                )
+        self.width, self.normalisation, self.micro_batch = width, normalisation, micro_batch
         self.model = model.eval().requires_grad_(False)
         self.training = False
         for name, values in (("_mean", normalisation.mean), ("_std", normalisation.std)):
@@ -97,6 +102,10 @@ class Teacher(nn.Module, ABC):
     def forward(self, images: Tensor) -> Targets:
         """Targets of a batch. Runs in the precision of the surrounding autocast; the answer is float32."""
         check_images(images)
+        if not len(images):
+            raise ValueError(
+                f"images must have shape (B, 3, H, W), none of them 0; got {tuple(images.shape)}."
+            )
         if images.dtype != torch.uint8:
             raise ValueError(
                 f"a teacher takes uint8 images and normalises them itself; got {images.dtype}. "
@@ -153,10 +162,11 @@ class Teacher(nn.Module, ABC):
         return ((pixels - self._mean) / self._std).to(next(self.model.parameters()).dtype)
 
     def _images_per_pass(self, images: Tensor) -> int:
+        most = self._micro_batch_of(images)
         if images.device.type == "cpu" and torch.is_autocast_enabled("cpu"):
             height, width = self.input_size(*images.shape[-2:])
-            return min(self._micro_batch_of(images), max(1, CPU_PASS_PIXELS // (height * width)))
-        return self._micro_batch_of(images)
+            return min(most, max(1, CPU_PASS_PIXELS // (height * width)))
+        return most
 
     def _micro_batch_of(self, images: Tensor) -> int:
         if not isinstance(self.micro_batch, dict):
@@ -167,22 +177,6 @@ class Teacher(nn.Module, ABC):
                 return count
         largest = max(self.micro_batch)
         return max(1, self.micro_batch[largest] * largest**2 // area)
-
-
-def check_images(images: Tensor) -> None:
-    """Raise ValueError unless `images` is (B, 3, H, W) with sides that are multiples of 16."""
-    if images.ndim != 4 or images.shape[1] != 3 or not images.numel():
-        raise ValueError(
-            f"images must have shape (B, 3, H, W), none of them 0; got {tuple(images.shape)}. "
-            "For one image add a batch dimension: image[None]."
-        )
-    height, width = images.shape[-2:]
-    if height % PATCH_SIZE or width % PATCH_SIZE:
-        near = [max(1, round(side / PATCH_SIZE)) * PATCH_SIZE for side in (height, width)]
-        raise ValueError(
-            f"image sides must be multiples of {PATCH_SIZE}; got {height}×{width}. "
-            f"Resize to {near[0]}×{near[1]}."
-        )
 
 
 def weights_fingerprint(module: nn.Module, identity: dict[str, Any]) -> str:
@@ -206,12 +200,27 @@ def resample(patches: Tensor, grid: tuple[int, int]) -> Tensor:
     return F.interpolate(patches, size=grid, mode="bilinear", antialias=True)
 
 
-def _check_micro_batch(micro_batch: MicroBatch) -> None:
-    if micro_batch is None:
-        return
-    numbers = [*micro_batch, *micro_batch.values()] if isinstance(micro_batch, dict) else [micro_batch]
-    if not numbers or min(numbers) < 1:
+class CachedTargets(Teacher):
+    """No teacher: the former way to write `data.targets`, which `veca fit` still reads."""
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        teacher: str | None = None,
+        views: int | None = None,
+        dtype: Literal["fp16", "bf16", "int8"] | None = None,
+    ) -> None:
         raise ValueError(
-            "micro_batch must be a positive number of images, or one per resolution like "
-            f"{{256: 128, 768: 8}}; got {micro_batch!r}. Leave it out to pass whole batches."
+            f"CachedTargets({path}) is no teacher: stored targets come with the data. Train from them by "
+            "data.targets; elsewhere name the teacher that made them."
         )
+
+    def input_size(self, height: int, width: int) -> tuple[int, int]:
+        raise NotImplementedError
+
+    def encode(self, pixels: Tensor) -> Encoding:
+        raise NotImplementedError
+
+    def _identity(self) -> dict[str, Any]:
+        raise NotImplementedError

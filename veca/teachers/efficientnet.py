@@ -3,9 +3,9 @@
 Its head has stride 32, so it looks at the image at twice the student's resolution (bicubic) and its grid is
 the student's. It has no CLS token: the global target is the mean over the grid.
 
-Targets are the head's features before their ReLU6, which sets nine in ten of them to zero, and standardised
-per channel. The batch norm in front of the activation is that standardisation: without its scale and shift
-a channel has mean 0 and std 1 over the training images, so no pass over data is needed.
+Targets are the head's features before their ReLU6, which sets nine in ten of them to zero, standardised per
+channel by the batch norm in front of it: without its scale and shift that is mean 0 and std 1 over the
+training images.
 
 These 1,280 channels are a linear function of the 320 before the head, so they lie in a space of 320
 dimensions. Targets are their coordinates in it, scaled: every cosine and every mean squared difference is
@@ -36,6 +36,7 @@ class EfficientNetTeacher(Teacher):
 
     def __init__(self, *, micro_batch: MicroBatch = None, compile_teacher: bool | None = None) -> None:
         network = _load_network()
+        # Of the weights as published: shortening them rounds differently with the number of threads.
         published = weights_fingerprint(network, {})
         super().__init__(
             _PreActivation(network),
@@ -47,7 +48,6 @@ class EfficientNetTeacher(Teacher):
         self._published = published
 
     def fingerprint(self) -> str:
-        # Of the weights as published: shortening them rounds differently with the number of threads.
         return weights_fingerprint(nn.Identity(), {"normalisation": self.normalisation, **self._identity()})
 
     def input_size(self, height: int, width: int) -> tuple[int, int]:

@@ -4,61 +4,47 @@ The draws are functions of (seed, step). The main process makes them and shares 
 in blocks, well ahead of need: prefetching loaders ask for steps that training has not reached, and no
 step waits for a broadcast.
 
-`BroadcastBudgetStrategy` is DDP for an elastic student. The core groups that a budget leaves out have no
-gradient, which plain DDP answers with a graph walk in every step; here they stay out of DDP's buckets and
-the strategy averages the active ones itself. It also keeps ranks together where one of them alone meets a
-fault: a checkpoint that only rank 0 fails to write, or one that ranks read differently.
+`join` says in one place what trainer, data and model must know of each other before the first batch. It is
+called once the three have met, so it serves a recipe and objects made by hand alike. A trainer that fits
+again, or another model, is joined again: nothing is counted twice.
 """
 
-import re
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import timedelta
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy, Strategy, StrategyRegistry
-from torch import Tensor, nn
-from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
-from torch.distributed import ProcessGroup, ReduceOp, new_group
-from torch.nn.parallel import DistributedDataParallel
+from lightning.pytorch import Trainer
+from torch import Tensor
 
-from veca.model.cores import CoreBank
-from veca.train.launcher import RankLauncher
+from veca.data.datamodule import ShardDataModule
+from veca.train.ddp import share_by
+
+if TYPE_CHECKING:
+    from veca.train.distill import Distill
 
 BLOCK = 1024  # steps per shared block; far more than any loader prefetches
-STRATEGY_NAME = "veca_ddp"
-TIMEOUT = timedelta(minutes=10)  # of a wait for other ranks: far more than a validation or a save takes
-_LOST = re.compile("closed by peer|reset by peer|Broken pipe|remote process has terminated")
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class BudgetSchedule:
-    """The budgets of a run.
+    """The budgets of a run."""
 
-    Args:
-        weights: How often each budget is drawn, relative to the others.
-        seed: Seed of the draws.
-    """
-
-    weights: dict[int, float]
+    weights: dict[int, float]  # how often each budget is drawn, relative to the others
     seed: int = 42
 
     def problems(self, budgets: tuple[int, ...]) -> list[str]:
         """Every broken rule, for a student with these budgets."""
-        listed = ", ".join(map(str, budgets))
-        found = [
-            f"weights: budget {budget} is not one of {listed}."
-            for budget in self.weights
-            if budget not in budgets
-        ]
-        found += [
-            f"weights[{budget}] = {weight}: must be a number ≥ 0."
-            for budget, weight in self.weights.items()
-            if not 0 <= weight < float("inf")
-        ]
+        found = []
+        for budget, weight in self.weights.items():
+            if budget not in budgets:
+                found.append(f"weights: budget {budget} is not one of {', '.join(map(str, budgets))}.")
+            if not 0 <= weight < float("inf"):
+                found.append(f"weights[{budget}] = {weight}: must be a number ≥ 0.")
         if not found and not sum(self.weights.values()) > 0:
             found.append(f"weights = {self.weights}: at least one must be above 0.")
         return found
@@ -118,141 +104,73 @@ class StepPlan:
         return budgets[step % BLOCK], resolutions[step % BLOCK]
 
 
-class BroadcastBudgetStrategy(DDPStrategy):
-    """DDP that shares the step plan and reduces the active cores. In a recipe: `strategy: veca_ddp`."""
+class StepInterval(int):
+    """A `val_check_interval` in micro-batches, as Lightning counts, of so many optimizer steps."""
 
-    def __init__(self, **options: Any) -> None:
-        # Students have constant buffers only; to send them is to wait for a rank without a batch to validate.
-        defaults = {"find_unused_parameters": False, "gradient_as_bucket_view": True, "timeout": TIMEOUT}
-        super().__init__(**{**defaults, "broadcast_buffers": False, **options})
-        self._core_parameters: list[nn.Parameter] = []
-        self._cpu_group: ProcessGroup | None = None
-
-    def _configure_launcher(self) -> None:
-        if self._start_method != "popen":
-            return super()._configure_launcher()
-        assert self.cluster_environment is not None
-        self._launcher = RankLauncher(self.cluster_environment, self.num_processes, self.num_nodes)
-
-    def configure_ddp(self) -> None:
-        if self.world_size == 1:
-            return  # nothing to reduce, so no wrapper to pay for
-        assert self.model is not None
-        cores = core_parameters(self.model)
-        self._core_parameters = list(cores.values())
-        # DDP has no public way to leave parameters out; this one is what torch's own libraries use.
-        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(self.model, list(cores))
-        super().configure_ddp()
-        # No buffer of a student changes. Broadcast in every forward, they would hold ranks to one number of
-        # forwards, and a validation batch may be empty. (An attribute: torch renamed the argument.)
-        assert isinstance(self.model, DistributedDataParallel)
-        self.model.broadcast_buffers = False
-        if cores:
-            flat = _flatten_dense_tensors([parameter.data for parameter in cores.values()])
-            torch.distributed.broadcast(flat, src=0)
-            _copy_back(flat, [parameter.data for parameter in cores.values()])
-
-    def optimizer_step(
-        self, optimizer: Any, closure: Callable[[], Any], model: Any = None, **kwargs: Any
-    ) -> Any:
-        """The closure runs forward and backward; cores are averaged after it, before clipping."""
-
-        def closure_then_reduce() -> Any:
-            result = closure()
-            self._reduce_core_gradients()
-            return result
-
-        return super().optimizer_step(optimizer, closure_then_reduce, model, **kwargs)
-
-    def any_rank(self, value: bool) -> bool:
-        """Whether `value` holds on a rank; asked on the CPU, so that no rank waits for its device."""
-        if self.world_size == 1:
-            return value
-        if self._cpu_group is None:
-            self._cpu_group = new_group(backend="gloo", timeout=self._timeout)
-        flag = torch.tensor([value], dtype=torch.uint8)
-        torch.distributed.all_reduce(flag, ReduceOp.MAX, group=self._cpu_group)
-        return bool(flag)
-
-    def save_checkpoint(
-        self, checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any = None
-    ) -> None:
-        """Rank 0 writes. Where it cannot, all ranks hear why; alone it would leave the others waiting."""
-        problem = None
-        try:
-            super().save_checkpoint(checkpoint, filepath, storage_options)
-        except OSError as error:
-            problem = str(error)
-        problem = self.broadcast(problem)
-        if problem is not None:
-            raise OSError(problem)
-
-    def load_checkpoint(
-        self, checkpoint_path: str | Path, weights_only: bool | None = None
-    ) -> dict[str, Any]:
-        checkpoint = super().load_checkpoint(checkpoint_path, weights_only)
-        step = checkpoint.get("global_step")
-        if self.any_rank(self.broadcast(step) != step):
-            raise ValueError(
-                f"{checkpoint_path}: ranks read different steps from it; on rank {self.global_rank} it is of "
-                f"step {step}. Machines see a shared folder with a delay: try again."
-            )
-        return checkpoint
-
-    def on_exception(self, exception: BaseException) -> None:
-        super().on_exception(exception)
-        if self.world_size > 1 and _LOST.search(str(exception)):
-            exception.add_note(
-                f"Rank {self.global_rank} lost another rank, which has ended: the cause stands in the output "
-                "of that one. If it was killed, memory may have run out."
-            )
-
-    def _reduce_core_gradients(self) -> None:
-        grads = [parameter.grad for parameter in self._core_parameters if parameter.grad is not None]
-        if grads:
-            flat = _flatten_dense_tensors(grads)
-            torch.distributed.all_reduce(flat)
-            _copy_back(flat / self.world_size, grads)
+    steps: int
 
 
-def share_by(strategy: Strategy) -> Callable[[Tensor], Tensor]:
-    """How a strategy sends a tensor of the main process to all ranks; others than ours are refused."""
-    if not isinstance(strategy, BroadcastBudgetStrategy | SingleDeviceStrategy):
+def join(model: "Distill", trainer: Trainer, stage: str) -> StepPlan | None:
+    """Give data, teacher and trainer what they need of each other; the plan of steps when it is to fit."""
+    share = share_by(trainer.strategy)
+    data: ShardDataModule = trainer.datamodule  # type: ignore[attr-defined]
+    if model.stored != data.stored:
+        names = [None if cache is None else str(cache.folder) for cache in (model.stored, data.stored)]
         raise ValueError(
-            f"trainer.strategy must be {STRATEGY_NAME} (or auto on one device); got "
-            f"{type(strategy).__name__}. Budgets change the set of active cores in every step, and only "
-            f"{STRATEGY_NAME} shares them. Try --trainer.strategy {STRATEGY_NAME}."
+            f"the model was made for the stored targets {names[0]}, its data read {names[1]}. Give both the "
+            "same: data = ShardDataModule(targets=…), Distill(stored=data.stored)."
         )
-
-    def share(values: Tensor) -> Tensor:
-        shared: Tensor = strategy.broadcast(values, src=0)
-        return shared
-
-    return share
-
-
-def any_rank(strategy: Strategy, value: bool) -> bool:
-    """Whether `value` holds on a rank. A collective: all ranks ask at the same place."""
-    return strategy.any_rank(value) if isinstance(strategy, BroadcastBudgetStrategy) else value
+    if model.teacher is not None and model.teacher.micro_batch is None:
+        model.teacher.micro_batch = data.resolutions.teacher_micro_batches
+    if stage != "fit":
+        return None
+    if model.global_batch_size is not None:
+        accumulate(trainer, data.resolutions.batch_sizes, global_batch_size=model.global_batch_size)
+    plan = StepPlan(budget=model.schedule.budget, resolution=data.resolutions.resolution, share=share)
+    data.resolution_of_step = plan.resolution
+    return plan
 
 
-def core_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
-    """The parameters of all core banks inside `module`, by name."""
-    return {
-        f"{prefix}.{name}" if prefix else name: parameter
-        for prefix, bank in module.named_modules()
-        if isinstance(bank, CoreBank)
-        for name, parameter in bank.named_parameters()
-    }
+def origin_problems(teacher: Any, targets: Any) -> list[str]:
+    """Whether targets come from one place: `model.teacher`, or `data.targets`."""
+    if teacher is None and targets is None:
+        return [
+            "model.teacher = data.targets = null: a student needs targets. Name a teacher, as by "
+            "--model.teacher veca.teachers.EfficientNetTeacher, or stored targets by --data.targets SHARDS."
+        ]
+    if teacher is not None and targets is not None:
+        return [
+            "model.teacher and data.targets are both given: targets come from one of them. Leave one out, as "
+            "by --model.teacher null."
+        ]
+    return []
 
 
-def _copy_back(flat: Tensor, tensors: list[Tensor]) -> None:
-    for tensor, value in zip(tensors, _unflatten_dense_tensors(flat, tensors), strict=True):
-        tensor.copy_(value)
+def batches_per_step(global_batch_size: int, *, per_pass: int) -> int:
+    """How many micro-batches come nearest to the global batch."""
+    return max(1, round(global_batch_size / per_pass))
 
 
-StrategyRegistry.register(
-    STRATEGY_NAME,
-    BroadcastBudgetStrategy,
-    description="DDP for elastic students: shares budgets, reduces active cores",
-)
+def accumulate(trainer: Trainer, batch_sizes: dict[int, int], *, global_batch_size: int) -> None:
+    """Let as many micro-batches as come nearest to the global batch make an optimizer step."""
+    largest = max(batch_sizes.values())
+    per_pass = largest * trainer.world_size
+    batches = batches_per_step(global_batch_size, per_pass=per_pass)
+    if len(set(batch_sizes.values())) > 1 or batches * per_pass != global_batch_size:
+        log.warning(
+            "global_batch_size=%d is not a multiple of %d images per pass (%s per device × %d devices); "
+            "using %d, with accumulate_grad_batches=%d.",
+            global_batch_size,
+            per_pass,
+            largest,
+            trainer.world_size,
+            batches * per_pass,
+            batches,
+        )
+    trainer.accumulate_grad_batches = batches
+    every = trainer.val_check_interval
+    if trainer.check_val_every_n_epoch is None and isinstance(every, int):
+        # A recipe counts optimizer steps, Lightning micro-batches; an earlier fit may have converted them.
+        steps = every.steps if isinstance(every, StepInterval) else every
+        trainer.val_check_interval = StepInterval(steps * batches)
+        trainer.val_check_interval.steps = steps

@@ -4,10 +4,8 @@ RUN/checkpoints/last.ckpt    every so many steps, at the end, and when the run i
 RUN/checkpoints/last-1.ckpt  the one before it, in case a disk damages the newest
 RUN/checkpoints/best.ckpt    the lowest validation loss
 
-A file is written under a temporary name, synced and renamed (`files.py`), so a crash or a full disk leaves
-the previous one as it was; last-1.ckpt is a link to what was last.ckpt, no copy. A save that fails ends the
-run with what to do: a disk that holds no checkpoint soon holds no metrics either, and hours without a
-checkpoint may be lost.
+A crash or a full disk leaves the previous file as it was (`files.py`); last-1.ckpt is a link to what was
+last.ckpt, no copy. A save that fails ends the run with what to do: hours without a checkpoint may be lost.
 
 Checkpoints with numbers that are not finite are not written (`callbacks.py`), and one that is there
 nevertheless is not read: whatever continues from it stays lost.
@@ -84,10 +82,10 @@ class RunCheckpoint(ModelCheckpoint):
         def moved(path: str) -> str:
             return str(here / Path(path).name) if path else path
 
-        names = ("best_model_path", "kth_best_model_path", "last_model_path")
-        paths = {name: moved(state_dict[name]) for name in names}
-        best = {moved(path): score for path, score in state_dict["best_k_models"].items()}
-        super().load_state_dict({**state_dict, **paths, "best_k_models": best, "dirpath": self.dirpath})
+        state = {**state_dict, "dirpath": self.dirpath}
+        state |= {key: moved(state[key]) for key in state if key.endswith("_model_path")}
+        state["best_k_models"] = {moved(path): score for path, score in state["best_k_models"].items()}
+        super().load_state_dict(state)
 
 
 class LastCheckpoint(RunCheckpoint):

@@ -3,13 +3,13 @@
 Both stages are this module. Pretraining and multi-resolution training differ in their recipe only: the
 resolutions of the data, the length, the rates, and the budgets that validation runs.
 
-What surrounds the step lies beside it: `joining.py` (what trainer, data and teacher must know of each other),
-`callbacks.py` (what is logged, and the guard against NaN), `validation.py` (the grid of losses).
+What surrounds the step lies beside it: `budgets.py` (the plan of steps; what trainer, data and teacher must
+know of each other), `callbacks.py` (the log, the guard against NaN), `validation.py` (the grid of losses).
 """
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import numpy as np
@@ -27,12 +27,10 @@ from veca.data.views import normalise
 from veca.model import Veca, create_model
 from veca.optim.settings import Optimization
 from veca.teachers import Teacher
-from veca.train.budgets import BudgetSchedule, StepPlan
-from veca.train.callbacks import NanGuard, StepLog
-from veca.train.compiling import CompileModels, trains_in_bf16_on_cpu
-from veca.train.joining import join, origin_problems
+from veca.train.budgets import BudgetSchedule, StepPlan, join, origin_problems
+from veca.train.callbacks import CompileModels, NanGuard, StepLog, trains_in_bf16_on_cpu
 from veca.train.losses import distillation_loss
-from veca.train.recipe import recipe_problems
+from veca.train.recipe import recipe_problems, refuse
 from veca.train.validation import LossGrid
 from veca.types import Batch, Features, Targets
 
@@ -84,7 +82,7 @@ class Distill(LightningModule):
         super().__init__()
         # Not a submodule: checkpoints, DDP and parameter lists are about the student alone.
         self._unregistered = {"teacher": teacher}
-        problems = recipe_problems(
+        problems = origin_problems(teacher, stored) + recipe_problems(
             size=size,
             size_overrides=size_overrides,
             attention=attention,
@@ -96,9 +94,7 @@ class Distill(LightningModule):
             seed=seed,
             optimization=optimization,
         )
-        problems += origin_problems(teacher, stored)
-        if problems:
-            raise ValueError("the recipe cannot be used:\n" + "\n".join(f"- {line}" for line in problems))
+        refuse(problems)
         self.optimization = optimization
         self.schedule = BudgetSchedule(budgets, seed=seed)
         self.loss_weights = {"dense_weight": dense_weight, "mse_weight": mse_weight}
@@ -170,8 +166,7 @@ class Distill(LightningModule):
             losses = distillation_loss(features, targets, **self.loss_weights)
             self._grid.record(batch, losses, budget)
 
-    def test_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
-        self.validation_step(batch, batch_idx, dataloader_idx)
+    test_step = validation_step
 
     def predict_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> Features | None:
         if not batch.keys:
@@ -211,16 +206,13 @@ def seed_draws(seed: int, step: int, batch_idx: int, rank: int) -> None:
 
 def _make_student(
     size: str, overrides: Mapping[str, Any], attention: str, origin: Teacher | Cache
-) -> "Veca | TransformersStudent":
+) -> Veca | TransformersStudent:
     """The student, with an output projection only when the width of the targets is another."""
-    if attention == "full":
-        student: Veca | TransformersStudent = TransformersStudent(size, **overrides)
-        if student.size.width != origin.width:
-            student = TransformersStudent(size, out_width=origin.width, **overrides)
-    else:
-        student = create_model(size, **overrides)
-        if student.size.width != origin.width:
-            student = create_model(size, **{**overrides, "out_width": origin.width})
+    make: Callable[..., Veca | TransformersStudent]
+    make = TransformersStudent if attention == "full" else create_model
+    student = make(size, **overrides)
+    if student.size.width != origin.width:
+        student = make(size, **{**overrides, "out_width": origin.width})
     projection = origin.patch_projection()
     if projection is not None:
         student.load_patch_embedding(*projection)

@@ -1,6 +1,6 @@
 """A run that is asked to stop: saves at the end of a step, asks SLURM to run it again, ends.
 
-Time limits, preemption, `kill` and Ctrl-C speak through SIGUSR1, SIGTERM or SIGINT (`signals.py` notes them).
+Time limits, preemption, `kill` and Ctrl-C speak through SIGUSR1, SIGTERM or SIGINT (`process.py` notes them).
 Lightning would save inside the signal's handler, while another rank may be in the middle of a step: they then
 wait for each other for ever. Here the ranks agree at the end of each optimizer step whether one was asked.
 """
@@ -13,10 +13,9 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.utilities import rank_zero_only
 
-from veca.train.budgets import any_rank
+from veca.train.ddp import any_rank
 from veca.train.slurm import requeue, under_slurm
-from veca.utils.leaving import STOPPED
-from veca.utils.signals import stop_signals
+from veca.utils.process import STOPPED, stop_signals
 
 
 class Stopped(SystemExit):

@@ -18,7 +18,8 @@ import yaml
 from veca.backbones.control import NUM_GLOBAL, control_shape
 from veca.model.sizes import resolve_size
 from veca.optim.settings import Optimization
-from veca.train.budgets import STRATEGY_NAME, BudgetSchedule
+from veca.train.budgets import BudgetSchedule
+from veca.train.ddp import STRATEGY_NAME
 
 MAX_PROBLEMS = 50
 MAX_SEED = 2**32 - 1
@@ -62,15 +63,20 @@ def find_problems(
             match = _KEY.search(message)
             keys = [match["key"]] if match else _unknown_keys(message, args)
             if not problems or keys:  # a key is also missing once it was taken out: not news
-                problems += [_sentence(message, key, known_keys) for key in keys] or [
-                    " ".join(message.split())
-                ]
+                told = [_sentence(message, key, known_keys) for key in keys]
+                problems += told or [" ".join(message.split())]
             before = args
             for key in keys:
                 args = _without_key(args, key, Path(folder))
             if args == before:
                 break
     return None, problems
+
+
+def refuse(problems: Sequence[str]) -> None:
+    """Raise one ValueError that tells them all, where there are any."""
+    if problems:
+        raise ValueError("the recipe cannot be used:\n" + "\n".join(f"- {line}" for line in problems))
 
 
 def trainer_problems(

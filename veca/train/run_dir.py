@@ -73,11 +73,8 @@ def sole_run(folder: Path) -> Iterator[None]:
             log.warning("%s has no locks (%s): see that no other run uses it.", folder, error)
         file.truncate(0)
         job = os.environ.get("SLURM_JOB_ID")
-        file.write(
-            f"process {os.getpid()} on {socket.gethostname()}, since {datetime.now():%Y-%m-%d %H:%M}"
-            + (f", job {job}" if job else "")
-            + "\n"
-        )
+        file.write(f"process {os.getpid()} on {socket.gethostname()}, since {datetime.now():%Y-%m-%d %H:%M}")
+        file.write(f", job {job}\n" if job else "\n")
         file.flush()
         remove_leftovers(folder / "checkpoints")
         try:
@@ -92,10 +89,8 @@ def _may_live(owner: str) -> bool:
     named = _OWNER.match(owner)
     if named is None:  # a run that ended in order leaves an empty file
         return False
-    if named["host"] != socket.gethostname():
-        return named["job"] is None or named["job"] != os.environ.get(
-            "SLURM_JOB_ID"
-        )  # requeued: it has ended
+    if named["host"] != socket.gethostname():  # a job that was requeued has ended
+        return named["job"] is None or named["job"] != os.environ.get("SLURM_JOB_ID")
     try:
         os.kill(int(named["process"]), 0)
     except ProcessLookupError:
@@ -148,10 +143,6 @@ class MetricsLog(Logger):
     def save_dir(self) -> str:
         return str(self.folder)
 
-    @property
-    def log_dir(self) -> str:
-        return str(self.folder)
-
     @rank_zero_only
     def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
         """The recipe is in config.yaml."""
@@ -180,9 +171,8 @@ def read_metrics(path: Path) -> list[tuple[int, str, float]]:
     """The rows of a metrics.csv; one cut short by a crash is left out, a file without a good one refused."""
     rows, bad = [], 0
     with path.open(encoding="utf-8", errors="replace") as file:
-        for (
-            line
-        ) in file:  # not csv.reader, for which one byte turned into a quote joins all lines that follow
+        # Not csv.reader, for which one byte turned into a quote joins all lines that follow.
+        for line in file:
             try:
                 step, name, value = line.replace("\0", "").split(",")
                 rows.append((int(step), name, float(value)))
@@ -193,11 +183,19 @@ def read_metrics(path: Path) -> list[tuple[int, str, float]]:
     return rows
 
 
-class FeatureWriter(Callback):
-    """`veca predict`: one safetensors file per batch, with the keys of its samples in the metadata."""
+class RunFiles(Callback):
+    """A resumed run continues its metrics.csv at its step; a new run begins it.
+
+    `veca predict` writes one safetensors file per batch, with the keys of its samples in the metadata.
+    """
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder / "features"
+        self.features = folder / "features"
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        for logger in trainer.loggers:
+            if isinstance(logger, MetricsLog):
+                logger.forget_after(trainer.global_step)
 
     def on_predict_batch_end(
         self,
@@ -210,24 +208,12 @@ class FeatureWriter(Callback):
     ) -> None:
         if outputs is None:  # an empty batch
             return
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self.features.mkdir(parents=True, exist_ok=True)
         name = f"r{batch.images.shape[-1]}-rank{trainer.global_rank}-{batch_idx:06d}.safetensors"
-        tensors = {"cls": outputs.cls, "patches": outputs.patches}
-        with atomic_path(self.folder / name) as path:
-            save_file(
-                {key: tensor.cpu().contiguous() for key, tensor in tensors.items()},
-                path,
-                metadata={"keys": json.dumps(batch.keys), "grid": json.dumps(outputs.grid)},
-            )
-
-
-class ContinueMetrics(Callback):
-    """A resumed run continues its metrics.csv at its step; a new run begins it."""
-
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        for logger in trainer.loggers:
-            if isinstance(logger, MetricsLog):
-                logger.forget_after(trainer.global_step)
+        tensors = {key: getattr(outputs, key).cpu().contiguous() for key in ("cls", "patches")}
+        metadata = {"keys": json.dumps(batch.keys), "grid": json.dumps(outputs.grid)}
+        with atomic_path(self.features / name) as path:
+            save_file(tensors, path, metadata=metadata)
 
 
 class ValidateAfterFirstEpoch(Callback):
@@ -323,20 +309,14 @@ class RunProgress(TQDMProgressBar):
         return items
 
     def _write(self, trainer: Trainer, doing: str, *, at_once: bool = False) -> None:
-        now = time.monotonic()
-        if (
-            not self._in_lines
-            or not trainer.is_global_zero
-            or (now - self._written < LOG_EVERY and not at_once)
-        ):
+        due = at_once or time.monotonic() - self._written >= LOG_EVERY
+        if not (self._in_lines and trainer.is_global_zero and due):
             return
-        self._written = now
+        self._written = time.monotonic()
         if self._time_left is not None:
             doing += f", step {trainer.global_step} of {int(trainer.estimated_stepping_batches)}"
-            doing += "".join(
-                f", {name} {value}"
-                for name, value in self.get_metrics(trainer, trainer.lightning_module).items()
-            )
+            metrics = self.get_metrics(trainer, trainer.lightning_module)
+            doing += "".join(f", {name} {value}" for name, value in metrics.items())
         print(doing, file=sys.stderr, flush=True)
 
 

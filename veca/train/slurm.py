@@ -1,7 +1,4 @@
-"""SLURM, as a run sees it: what it was given, what does not fit, and how to be run again.
-
-Everything here reads the environment that `srun` sets; outside of SLURM there is nothing to find.
-"""
+"""SLURM, as a run sees it by its environment: what it was given, what does not fit, how to be run again."""
 
 import os
 import socket
@@ -58,10 +55,8 @@ def cluster_problems(
         )
     if tasks > 1 and "SLURM_NTASKS_PER_NODE" not in env:
         return [*problems, f"--ntasks={tasks} does not say where. Give sbatch or srun --ntasks-per-node."]
-    here, wanted = (
-        int(env.get("SLURM_NTASKS_PER_NODE", tasks)),
-        num_devices(accelerator=accelerator, devices=devices),
-    )
+    here = int(env.get("SLURM_NTASKS_PER_NODE", tasks))
+    wanted = num_devices(accelerator=accelerator, devices=devices)
     if here != wanted:
         problems.append(
             f"trainer.devices = {devices} ({wanted} here): SLURM gave {here} tasks per node, and there is "
@@ -91,10 +86,8 @@ def device_problems(*, accelerator: object, devices: object) -> list[str]:
         except (MisconfigurationException, ValueError, TypeError):
             fine = False
     else:
-        rule, fine = (
-            "auto, or a number of processes from 1 on",
-            str(devices).isdecimal() and int(str(devices)) > 0,
-        )
+        rule = "auto, or a number of processes from 1 on"
+        fine = str(devices).isdecimal() and int(str(devices)) > 0
     return [] if fine else [f"trainer.devices = {devices}: must be {rule}. Try auto."]
 
 

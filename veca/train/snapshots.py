@@ -1,8 +1,11 @@
-"""What the student sees of a few validation images, after each validation: RUN/snapshots/step-000350.npz.
+"""What a run keeps for its report: where it was made, and what its student sees.
 
-The files are for the report. Each holds the images, the dense features at the full budget and the places of
-the cores at every layer, as plain arrays and in well under a megabyte: images shrink to MAX_SIDE, features to
-their best approximation of rank RANK, which is more than a picture of three colours can show.
+RUN/environment.json          where and with what, one entry for each start of the run
+RUN/snapshots/step-000350.npz  a few validation images as the student sees them, after each validation
+
+A snapshot holds the images, the dense features at the full budget and the places of the cores at every layer,
+as plain arrays and in well under a megabyte: images shrink to MAX_SIDE, features to their best approximation
+of rank RANK, which is more than a picture of three colours can show.
 
 Nothing here draws a random number or talks to another rank: a run with pictures is the run without them.
 Neither does it end one. On a full disk the next checkpoint says what to do.
@@ -10,9 +13,16 @@ Neither does it end one. On a full disk the next checkpoint says what to do.
 Shapes: B images, N patches, D width, K ≤ RANK, L layers, C cores.
 """
 
+import json
 import logging
+import platform
+import shlex
+import subprocess
+import sys
 import zipfile
 import zlib
+from datetime import datetime
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,14 +39,19 @@ from veca.data.views import normalise
 from veca.model import Veca
 from veca.train.distill import Distill
 from veca.types import Batch, Features
-from veca.utils.files import atomic_path
+from veca.utils.files import atomic_path, write_text_atomic
 
+ENVIRONMENT_NAME = "environment.json"
+FORMAT, VERSION = "veca-environment", 1
+PACKAGES = ("veca", "torch", "lightning", "transformers", "webdataset", "numpy")
 FOLDER_NAME = "snapshots"
 NUM_IMAGES = 4
 MAX_SIDE = 128  # pixels
 RANK = 16
 # What numpy, zip and our own look at the arrays find wrong with a file.
 DAMAGE = (OSError, ValueError, LookupError, TypeError, EOFError, zipfile.BadZipFile, zlib.error)
+
+Start = dict[str, Any]
 
 log = logging.getLogger(__name__)
 
@@ -56,9 +71,7 @@ class Snapshot(NamedTuple):
 class Snapshots(Callback):
     """Writes one after each validation of `veca fit`; a resumed run drops those past its step.
 
-    Args:
-        folder: The run's.
-        num_images: How many images of the first validation batch that has some, at the smallest resolution.
+    It shows `num_images` of the first validation batch that has some, at the smallest resolution.
     """
 
     def __init__(self, folder: Path, *, num_images: int = NUM_IMAGES) -> None:
@@ -89,9 +102,7 @@ class Snapshots(Callback):
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Lightning is in eval mode here, without gradients, and sets both back after this."""
-        if self._seen is None or not len(self._seen.images) or trainer.sanity_checking:
-            return
-        if not _writes(trainer):
+        if not self._seen or not len(self._seen.images) or trainer.sanity_checking or not _writes(trainer):
             return
         assert isinstance(pl_module, Distill)
         with trainer.precision_plugin.val_step_context():
@@ -138,26 +149,22 @@ def _take(model: Distill, batch: Batch, *, step: int) -> Snapshot | None:
 
 
 def pack(batch: Batch, features: Features, places: Tensor, *, step: int) -> Snapshot:
-    """Images, patches and places on the CPU, made small."""
+    """Images, patches and places on the CPU, made small: images by averaging over areas."""
+    height, width = batch.images.shape[-2:]
+    scale = min(1.0, MAX_SIDE / max(height, width))
+    size = max(1, round(height * scale)), max(1, round(width * scale))
+    small = F.interpolate(batch.images.float(), size=size, mode="area").round().to(torch.uint8)
     left, sizes, right = torch.linalg.svd(features.patches.float(), full_matrices=False)
     scores = (left * sizes[:, None])[..., :RANK]
     return Snapshot(
         step=step,
         keys=batch.keys,
-        images=_shrink(batch.images).permute(0, 2, 3, 1).contiguous().numpy(),
+        images=small.permute(0, 2, 3, 1).contiguous().numpy(),
         scores=scores.contiguous().numpy(),
         basis=right[:, :RANK].half().contiguous().numpy(),
         places=places.float().numpy(),
         grid=features.grid,
     )
-
-
-def _shrink(images: Tensor) -> Tensor:
-    """uint8 (B, 3, H, W) with no side above MAX_SIDE, by averaging over areas."""
-    height, width = images.shape[-2:]
-    scale = min(1.0, MAX_SIDE / max(height, width))
-    size = max(1, round(height * scale)), max(1, round(width * scale))
-    return F.interpolate(images.float(), size=size, mode="area").round().to(torch.uint8)
 
 
 def _read(path: Path) -> Snapshot:
@@ -192,3 +199,109 @@ def _step_of(path: Path) -> int:
 def _writes(trainer: Trainer) -> bool:
     training = trainer.state.fn == TrainerFn.FITTING
     return training and trainer.is_global_zero and not trainer.fast_dev_run  # type: ignore[attr-defined]
+
+
+class RecordEnvironment(Callback):
+    """Adds an entry when training starts; a run that starts at its beginning begins the file too."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / ENVIRONMENT_NAME
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if not trainer.is_global_zero or trainer.fast_dev_run:  # type: ignore[attr-defined]
+            return
+        start = {
+            "started": datetime.now().astimezone().isoformat(timespec="seconds"),
+            "step": trainer.global_step,
+            "command": shlex.join(sys.argv),
+            **gather(),
+            "device": _device_name(trainer.strategy.root_device),
+            "precision": str(trainer.precision),
+            "num_nodes": trainer.num_nodes,
+            "world_size": trainer.world_size,
+        }
+        try:
+            earlier = read_environment(self.path) if trainer.global_step else []
+            body = {"format": FORMAT, "version": VERSION, "starts": [*earlier, start]}
+            write_text_atomic(self.path, json.dumps(body, indent=1, ensure_ascii=False) + "\n")
+        except (OSError, ValueError) as error:  # no reason to end a run
+            log.warning("the environment of this start is not recorded: %s", error)
+
+
+def gather() -> Start:
+    """What is true of this process wherever it runs: versions, and the state of the code."""
+    facts: Start = {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "packages": {name: found for name in PACKAGES if (found := _version(name))},
+    }
+    root, here = Path(__file__).resolve().parents[2], git_state(Path.cwd())
+    code = git_state(root) if (root / ".git").exists() else None  # an installed package has no commit
+    git = {"veca": code} if code else {}
+    if here and here != code:
+        git["current folder"] = here
+    return {**facts, "git": git} if git else facts
+
+
+def read_environment(path: Path) -> list[Start]:
+    """The starts of a run; none where there is no file, ValueError when it is damaged."""
+    if not path.is_file():
+        return []
+    try:
+        starts = json.loads(path.read_text(encoding="utf-8"))["starts"]
+        return [dict(start) for start in starts]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"{path} is damaged: {error!r}. Bring it back from a copy, or move it away."
+        ) from None
+
+
+def facts(start: Start) -> dict[str, str]:
+    """An entry as name → text, to be shown."""
+    shown: dict[str, str] = {}
+    for name, value in start.items():
+        if name == "packages" and isinstance(value, dict):
+            shown |= {package: str(found) for package, found in value.items()}
+        elif name == "git" and isinstance(value, dict):
+            shown |= {f"git, {place}": _sentence(state) for place, state in value.items()}
+        else:
+            shown[name.replace("_", " ")] = str(value)
+    return shown
+
+
+def git_state(folder: Path) -> Start | None:
+    """The checkout that a folder lies in: its place, commit and number of changed files; None without one."""
+    try:
+        root, commit, changes = (
+            subprocess.run(
+                ["git", "--no-optional-locks", "-C", str(folder), *words],
+                capture_output=True,
+                text=True,
+                timeout=10,
+                check=True,
+            ).stdout.strip()
+            for words in (("rev-parse", "--show-toplevel"), ("rev-parse", "HEAD"), ("status", "--porcelain"))
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return {"folder": root, "commit": commit, "num_changed": len(changes.splitlines())}
+
+
+def _sentence(state: Any) -> str:
+    if not isinstance(state, dict) or "commit" not in state:
+        return str(state)
+    changed = state.get("num_changed")
+    return f"{str(state['commit'])[:12]}, {f'{changed} files changed since' if changed else 'unchanged'}"
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
+
+
+def _device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return f"{torch.cuda.get_device_name(device)}, CUDA {torch.version.cuda}"
+    return f"cpu, {torch.get_num_threads()} threads" if device.type == "cpu" else device.type

@@ -53,30 +53,22 @@ class LossGrid(Callback):
             self._means[resolution] = GridMean(self.budgets).to(model.device)
             self._baselines[resolution] = baseline.to(model.device)
 
-    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.on_validation_start(trainer, pl_module)
+    on_test_start = on_validation_start
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._log(pl_module, "val")
-
-    def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._log(pl_module, "test")
-
-    def _log(self, module: LightningModule, stage: str) -> None:
+        stage = "test" if trainer.testing else "val"
         values: dict[str, Tensor] = {}
         for resolution, means in self._means.items():
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", UserWarning)  # a rank may have had no batch of its own
                 found = {**means.compute(), **self._baselines[resolution].compute()}
             values |= {f"{stage}/r{resolution}/{name}": value for name, value in found.items()}
-        losses = [
-            value for name, value in values.items() if name.endswith("/loss") and "/constant/" not in name
-        ]
+        losses = [values[name] for name in values if name.endswith("/loss") and "/constant/" not in name]
         if losses:
             values[f"{stage}/loss"] = torch.stack(losses).mean()
-        module.log_dict(
-            values, sync_dist=True
-        )  # the metrics are reduced already: this averages equal numbers
+        pl_module.log_dict(values, sync_dist=True)  # reduced already: this averages equal numbers
+
+    on_test_epoch_end = on_validation_epoch_end
 
 
 class GridMean(Metric):
@@ -118,21 +110,19 @@ class ConstantBaseline(Metric):
     """
 
     count: Tensor
+    square: Tensor
     cls_sum: Tensor
     cls_unit: Tensor
     patch_sum: Tensor
     patch_unit: Tensor
-    square: Tensor
 
     def __init__(self, *, width: int, num_patches: int, dense_weight: float, mse_weight: float) -> None:
         super().__init__()
         self.dense_weight, self.mse_weight = dense_weight, mse_weight
-        for name in ("cls_sum", "cls_unit"):
-            self.add_state(name, torch.zeros(width), dist_reduce_fx="sum")
-        for name in ("patch_sum", "patch_unit"):
-            self.add_state(name, torch.zeros(num_patches, width), dist_reduce_fx="sum")
-        for name in ("square", "count"):
-            self.add_state(name, torch.zeros(()), dist_reduce_fx="sum")
+        shapes = {"count": (), "square": (), "cls_sum": (width,), "cls_unit": (width,)}
+        shapes |= {"patch_sum": (num_patches, width), "patch_unit": (num_patches, width)}
+        for name, shape in shapes.items():
+            self.add_state(name, torch.zeros(shape), dist_reduce_fx="sum")
 
     def update(self, targets: Targets) -> None:
         cls, patches = targets.cls.float(), targets.patches.float()

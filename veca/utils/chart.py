@@ -1,24 +1,34 @@
-"""Numbers → SVG: line charts and bar charts, in colours that colour-blind readers can tell apart.
+"""Numbers → charts of lines and bars, in colours that colour-blind readers can tell apart.
 
-Positions are in the units of the view box; the page scales it to the width there is.
+Figures are objects of their own (no pyplot, no global state). matplotlib loads when the first one is drawn:
+whoever imports this module may never draw.
 """
 
+import io
 import math
-from collections.abc import Sequence
-from html import escape
+import warnings
+from collections.abc import Iterator, Sequence
 from itertools import cycle
-from typing import NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+import numpy as np
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+T = TypeVar("T")
 Points = list[tuple[float, float]]  # (x, y)
 
 # Okabe and Ito's palette, yellow last: it is faint on white.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#f0e442")
 # What others are measured against has one colour in every chart, outside of the palette.
 BASELINES = {"constant": "#666666", "raw pixels": "#999933", "random weights": "#882255"}
-WIDTH, HEIGHT = 480, 280
-LEFT, RIGHT, TOP, BOTTOM = 72, 12, 12, 44
 MAX_POINTS = 400  # a longer line is averaged down to this many
-MAX_MARKED = 60  # up to this many points get a dot with a tooltip
+MAX_MARKED = 60  # up to this many points get a dot
+DOTS_PER_INCH = 200
+_WIDE = (4.8, 2.6)  # inches, of a chart that stands alone
 
 
 class Line(NamedTuple):
@@ -26,72 +36,109 @@ class Line(NamedTuple):
 
     name: str
     points: Points
-    colour: str = COLOURS[0]
+    error: list[float] | None = None
+    colour: str | None = None  # by default the baseline's of this name, or the next of the palette
     dashed: bool = False
+    marker: str | None = None  # by default dots on solid lines
 
 
-class Scale(NamedTuple):
-    """Data → view box, along one axis."""
+class Panel(NamedTuple):
+    """Lines over common axes."""
 
-    low: float
-    high: float
-    start: float
-    end: float
-
-    def __call__(self, value: float) -> float:
-        share = (value - self.low) / (self.high - self.low)
-        return round(self.start + share * (self.end - self.start), 1)
+    title: str
+    lines: list[Line]
+    x_label: str
+    y_label: str
+    log: str = ""  # "x", "y" or "xy"
+    x_ticks: Sequence[float] = ()
+    from_zero: bool = False
 
 
 def line_chart(
     lines: list[Line], *, x_label: str, y_label: str, from_zero: bool = False, x_ticks: Sequence[float] = ()
 ) -> str:
-    """Lines over a common axis; empty text when no line has a finite point."""
-    lines = [line for line in map(_drawable, lines) if line.points]
-    if not lines:
-        return ""
-    x = _fit([point[0] for line in lines for point in line.points], LEFT, WIDTH - RIGHT)
-    values = [point[1] for line in lines for point in line.points] + [0.0] * from_zero
-    y = _fit(values, HEIGHT - BOTTOM, TOP, margin=0.0 if from_zero else 0.05)
-    axes = _x_axis(x, x_ticks or ticks(x.low, x.high)) + _y_axis(y)
-    drawn = "".join(_draw(line, x, y) for line in lines)
-    return _frame(axes + drawn, x_label, y_label) + legend(lines)
+    """Lines over a common axis as SVG; empty text when no line has a finite point."""
+    lines = [line for line in lines if finite(line.points)]
+    panel = Panel("", lines, x_label, y_label, x_ticks=x_ticks, from_zero=from_zero)
+    return to_svg(draw_panels([panel], columns=1, size=_WIDE)) if lines else ""
 
 
 def bar_chart(counts: dict[str, int], *, x_label: str, y_label: str) -> str:
-    """One bar per entry with its share above it; empty text when nothing was counted."""
-    total = sum(counts.values())
-    if not total:
+    """One bar per entry with its share above it, as SVG; empty text when nothing was counted."""
+    from matplotlib.figure import Figure
+
+    if not counts:
         return ""
-    y = _fit([0.0, max(counts.values()) * 1.12], HEIGHT - BOTTOM, TOP)
-    slot = (WIDTH - LEFT - RIGHT) / len(counts)
-    body = _y_axis(y)
-    for place, (name, count) in enumerate(counts.items()):
-        middle, top = round(LEFT + slot * (place + 0.5), 1), y(count)
-        width = round(min(slot * 0.7, 60), 1)
-        body += f'<rect x="{middle - width / 2:.1f}" y="{top}" width="{width}" fill="{COLOURS[0]}" '
-        body += f'height="{HEIGHT - BOTTOM - top:.1f}"><title>{escape(name)}: {count}</title></rect>'
-        body += _text(middle, top - 4, f"{100 * count / total:.0f} %")
-        body += _text(middle, HEIGHT - BOTTOM + 15, name)
-    return _frame(body, x_label, y_label)
+    figure = Figure(figsize=_WIDE, layout="constrained")
+    axis, total = figure.subplots(), sum(counts.values())
+    bars = axis.bar(range(len(counts)), list(counts.values()), width=0.6, color=COLOURS[0], zorder=2)
+    axis.bar_label(bars, [f"{100 * count / total:.0f} %" for count in counts.values()], fontsize=7)
+    _style(axis, "", x_label, y_label)
+    axis.set_xticks(range(len(counts)), list(counts))
+    axis.set_xlim(-1, len(counts))
+    return to_svg(figure)
 
 
-def coloured(lines: list[Line]) -> list[Line]:
-    """Lines in the colours of the palette, in order; baselines, `NAME` or `NAME, 64 px`, in their own."""
-    names = [line.name.partition(",")[0] for line in lines]
+def draw_panels(
+    panels: list[Panel],
+    *,
+    columns: int,
+    title: str = "",
+    note: str = "",
+    size: tuple[float, float] = (3.6, 2.9),
+) -> "Figure":
+    """Panels of `size` inches; one legend below for all of them."""
+    from matplotlib.figure import Figure
+
+    number = -(-len(panels) // columns)
+    figure = Figure(figsize=(size[0] * columns, size[1] * number + 0.5), layout="constrained")
+    figure.suptitle(plain(title), fontsize=12)
+    axes = figure.subplots(number, columns, squeeze=False).ravel()
+    legend: dict[tuple[str, int], Any] = {}
     palette = cycle(COLOURS)
-    return [
-        line._replace(colour=BASELINES.get(name) or next(palette))
-        for line, name in zip(lines, names, strict=True)
-    ]
+    for axis, panel in zip(axes, panels, strict=False):
+        _draw_panel(axis, panel, legend, palette)
+    handles = [handle for (name, _), handle in legend.items() if name]
+    longest = max((len(name) for name, _ in legend), default=0)
+    fitting = int(72 * figure.get_figwidth() / (40 + 4.2 * longest))  # points, of a handle and per letter
+    figure.legend(
+        handles,
+        [handle.get_label() for handle in handles],
+        title=note,
+        loc="outside lower center",
+        ncols=max(1, min(8, fitting)),
+        fontsize=7.5,
+        title_fontsize=7.5,
+        frameon=False,
+    )
+    for axis in axes[len(panels) :]:
+        axis.set_visible(False)
+    return figure
 
 
-def legend(lines: list[Line]) -> str:
-    items = ""
-    for line in lines:
-        style = "dashed" if line.dashed else "solid"
-        items += f'<span><i style="border-top:3px {style} {line.colour}"></i>{escape(line.name)}</span>'
-    return f'<div class="legend">{items}</div>'
+def save_figure(figure: "Figure", file: "Path | io.StringIO", *, kind: str) -> None:
+    """The same figure gives the same bytes."""
+    from matplotlib import rc_context
+
+    metadata = {"Date": None} if kind == "svg" else None
+    with rc_context({"svg.hashsalt": "veca"}), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing")  # a name in a script that the font lacks
+        figure.savefig(file, format=kind, dpi=DOTS_PER_INCH, metadata=metadata)
+
+
+def to_svg(figure: "Figure") -> str:
+    """SVG whose words are text: small, and in the reader's font where ours lacks a script."""
+    from matplotlib import rc_context
+
+    buffer = io.StringIO()
+    with rc_context({"svg.fonttype": "none"}):
+        save_figure(figure, buffer, kind="svg")
+    return buffer.getvalue()
+
+
+def plain(words: str) -> str:
+    """Anybody's text as it is: between two dollar signs matplotlib would look for formulas."""
+    return words.replace("$", r"\$")
 
 
 def finite(points: Points) -> Points:
@@ -107,70 +154,57 @@ def thin(points: Points) -> Points:
     return [(sum(x for x, _ in part) / len(part), sum(y for _, y in part) / len(part)) for part in parts]
 
 
+def spread(things: Sequence[T], *, count: int) -> list[T]:
+    """At most `count`, evenly spread, the first and the last among them."""
+    places = np.linspace(0, len(things) - 1, min(count, len(things))).round()
+    return [things[int(place)] for place in places]
+
+
 def number(value: float) -> str:
     """Four significant digits, with a comma between thousands."""
     return f"{value:,.0f}" if abs(value) >= 1e4 else f"{value:.4g}"
 
 
-def ticks(low: float, high: float, *, count: int = 6) -> list[float]:
-    """About `count` round numbers from `low` to `high`: 1, 2, 2.5 or 5 times a power of ten apart."""
-    rough = (high - low) / count
-    power = 10.0 ** math.floor(math.log10(rough))
-    step = next(power * factor for factor in (1, 2, 2.5, 5, 10) if power * factor >= rough * 0.999)
-    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
-    return [round(place * step, 12) for place in range(first, last + 1)]
+def _draw_panel(
+    axis: "Axes", panel: Panel, legend: dict[tuple[str, int], Any], palette: Iterator[str]
+) -> None:
+    """A name has one colour and one place in the legend, unless it is in a panel twice."""
+    names = [line.name for line in panel.lines]
+    for place, line in enumerate(panel.lines):
+        key = line.name, names[:place].count(line.name)
+        baseline = BASELINES.get(line.name.partition(",")[0])  # `NAME` or `NAME, 64 px`
+        known = legend[key].lines[0].get_color() if key in legend else None
+        points = line.points if line.error else thin(finite(line.points))
+        missing = len(line.points) - len(finite(line.points))
+        drawn = axis.errorbar(
+            [x for x, _ in points],
+            [y for _, y in points],
+            yerr=line.error,
+            color=line.colour or baseline or known or next(palette),
+            linestyle="--" if line.dashed else "-",
+            marker=line.marker if line.marker is not None else "o" * (not line.dashed),
+            markersize=3 if len(points) <= MAX_MARKED else 0,
+            linewidth=1.4,
+            capsize=2,
+            label=plain(line.name) + f" ({missing} values not finite)" * bool(missing),
+        )
+        legend.setdefault(key, drawn)
+    _style(axis, panel.title, panel.x_label, panel.y_label)
+    for side in panel.log:
+        getattr(axis, f"set_{side}scale")("log", base=2 if side == "x" else 10)
+    if panel.x_ticks:
+        axis.set_xticks(panel.x_ticks, [f"{tick:g}" for tick in panel.x_ticks])
+        axis.minorticks_off()
+    if panel.from_zero:
+        axis.set_ylim(bottom=0)
 
 
-def _fit(values: list[float], start: float, end: float, *, margin: float = 0.0) -> Scale:
-    low, high = min(values), max(values)
-    if high - low <= 1e-9 * max(abs(low), abs(high)):  # a flat line runs in the middle
-        room = abs(low) * 0.1 or 1.0
-        low, high = low - room, high + room
-    room = (high - low) * margin
-    return Scale(low - room, high + room, start, end)
-
-
-def _drawable(line: Line) -> Line:
-    """Finite points, not too many; the legend says what is missing."""
-    points = finite(line.points)
-    missing = len(line.points) - len(points)
-    name = f"{line.name} ({missing} values not finite)" if missing else line.name
-    return line._replace(name=name, points=thin(points))
-
-
-def _draw(line: Line, x: Scale, y: Scale) -> str:
-    placed = [(x(at), y(value)) for at, value in line.points]
-    path = " ".join(f"{a},{b}" for a, b in placed)
-    dash = ' stroke-dasharray="6 4"' if line.dashed else ""
-    svg = f'<polyline points="{path}" fill="none" stroke="{line.colour}" stroke-width="2"{dash}/>'
-    if len(placed) <= MAX_MARKED and not line.dashed:
-        for (a, b), (at, value) in zip(placed, line.points, strict=True):
-            tip = escape(f"{line.name}, {number(at)}: {number(value)}")
-            svg += f'<circle cx="{a}" cy="{b}" r="3" fill="{line.colour}"><title>{tip}</title></circle>'
-    return svg
-
-
-def _x_axis(x: Scale, places: Sequence[float]) -> str:
-    return "".join(_text(x(at), HEIGHT - BOTTOM + 15, number(at)) for at in places)
-
-
-def _y_axis(y: Scale) -> str:
-    svg = ""
-    for at in ticks(y.low, y.high):
-        svg += f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y(at)}" y2="{y(at)}" class="grid"/>'
-        svg += _text(LEFT - 6, y(at) + 4, number(at), anchor="end")
-    return svg
-
-
-def _frame(body: str, x_label: str, y_label: str) -> str:
-    floor, middle = HEIGHT - BOTTOM, (TOP + HEIGHT - BOTTOM) / 2
-    axis = f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{floor}" y2="{floor}" class="axis"/>'
-    labels = _text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 8, x_label, kind="label")
-    turned = f'<g transform="rotate(-90 14 {middle})">{_text(14, middle, y_label, kind="label")}</g>'
-    name = escape(f"{y_label} over {x_label}", quote=True)
-    opening = f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{name}">'
-    return f"{opening}{body}{axis}{labels}{turned}</svg>"
-
-
-def _text(x: float, y: float, words: str, *, anchor: str = "middle", kind: str = "tick") -> str:
-    return f'<text x="{x:g}" y="{y:g}" text-anchor="{anchor}" class="{kind}">{escape(words)}</text>'
+def _style(axis: "Axes", title: str, x_label: str, y_label: str) -> None:
+    axis.set_title(plain(title), fontsize=10)
+    axis.set_xlabel(plain(x_label), fontsize=8)
+    axis.set_ylabel(plain(y_label), fontsize=8)
+    axis.tick_params(labelsize=7)
+    axis.locator_params(nbins=6)
+    axis.ticklabel_format(axis="y", useOffset=False)
+    axis.grid(color="0.9", linewidth=0.6)
+    axis.spines[["top", "right"]].set_visible(False)

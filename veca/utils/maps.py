@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from veca.utils.extras import require_extra
+from veca.utils.imports import require_extra
 
 Array = NDArray[np.float32]
 Method = Literal["umap", "pca"]
@@ -77,6 +77,11 @@ def core_maps(contributions: Tensor) -> Array:
     return (contributions / largest).float().numpy()
 
 
+def as_pixels(colours: Array, grid: tuple[int, int]) -> NDArray[np.uint8]:
+    """RGB per patch (N, 3) in [0, 1] → uint8 (rows, cols, 3)."""
+    return (colours.reshape(*grid, 3) * 255).round().astype(np.uint8)
+
+
 def core_paths(places: Tensor, *, size: tuple[int, int]) -> Array:
     """Core coordinates over the layers (L, C, 2) in [-1, 1]² → pixels (C, L, 2) of a (width, height)."""
     corner = (places.float().transpose(0, 1) + 1) / 2
@@ -131,9 +136,7 @@ def _umap(rows: Tensor, *, seed: int) -> Tensor:
     fitted = np.zeros(len(vectors), dtype=bool)
     fitted[np.random.default_rng(seed).permutation(len(vectors))[:MAX_FITTED]] = True
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore"
-        )  # of umap-learn's dependencies about each other, and about equal vectors
+        warnings.simplefilter("ignore")  # dependencies of umap-learn about each other, and equal vectors
         # One thread and a seed: the same picture every time.
         mapper = import_module("umap").UMAP(
             n_components=3,

@@ -66,9 +66,8 @@ def recorded_precision(checkpoint: Path) -> str | None:
 
 def computing_in(precision: str, device: torch.device) -> AbstractContextManager[object]:
     """Frozen models run in this precision inside the block; 32-true leaves them as they are."""
-    if resolve_precision(precision, accelerator=device.type) != BF16:
-        return nullcontext()
-    return torch.autocast(device.type, dtype=torch.bfloat16)
+    uses_bf16 = resolve_precision(precision, accelerator=device.type) == BF16
+    return torch.autocast(device.type, dtype=torch.bfloat16) if uses_bf16 else nullcontext()
 
 
 def has_cpp_compiler() -> bool:

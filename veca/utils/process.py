@@ -1,11 +1,14 @@
-"""SIGUSR1, SIGTERM and Ctrl-C as a wish to stop, kept until training comes to a good moment for it.
+"""This process: signals that ask it to stop, how it leaves, and the memory it keeps.
 
-A handler that did more than note the signal would run in the middle of a step, of a save or of a message
-between ranks. So the note is all the handler does; `preempt.py` reads it at the end of a step. Before
-training begins and after it has ended nobody reads it, and the signal does no harm.
+SIGUSR1, SIGTERM and Ctrl-C are a wish to stop, kept until training comes to a good moment for it. A handler
+that did more than note the signal would run in the middle of a step, of a save or of a message between ranks.
+So the note is all the handler does; `preemption.py` reads it at the end of a step. Before training begins and
+after it has ended nobody reads it, and the signal does no harm.
 
 A run that is stuck never comes to that moment, and stuck in C code, such as a message between ranks, it runs
-no handler either. So a thread is told of signals too: a second SIGTERM or Ctrl-C ends the process.
+no handler either. So a thread is told of signals too: a second SIGTERM or Ctrl-C ends the process. It leaves
+at once, with the ranks it started: the usual way out waits for threads, for loader workers, and for NCCL's
+process group, which is given back when all ranks ask for it. Where one has failed or is stuck, that is never.
 
 Loader workers may get the same signals: SLURM sends them to every process of a job, or to the tasks alone,
 as it is set up. A worker that died of one would take the run with it before it could save.
@@ -17,31 +20,38 @@ import ctypes
 import multiprocessing
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-
-from veca.utils.leaving import PATIENCE, STOPPED, leave, say
+from typing import NoReturn
 
 STOP = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)
 INSISTING = (signal.SIGTERM, signal.SIGINT)  # a second one of these does not wait for a step
-ECHO = (
-    1.0  # seconds in which another is the same wish: srun and torchrun pass on what their ranks get as well
-)
+ECHO = 1.0  # seconds in which another is the same wish: srun and torchrun pass on what their ranks get too
 _PR_SET_PDEATHSIG = 1
+_TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX = -1, -2, -4  # names of glibc's mallopt(3)
+_PIECE = 64 * 2**20  # by which the heap grows
+
+STOPPED = 75  # exit status of a run that was asked to stop and can be continued (EX_TEMPFAIL)
+PATIENCE = 5.0  # seconds a process has to end by itself before it is made to
+TRACEBACK = "VECA_TRACEBACK"
+KIND = (ValueError, OSError, FloatingPointError)  # their message says all that a user needs
+
+started_ranks: list[subprocess.Popen[bytes]] = []  # by this process
 
 
 class StopSignals:
     """Notes the first signal that asks this process to stop."""
 
-    def __init__(self) -> None:
-        self.received: signal.Signals | None = None
-        self.checkpoints: Path | None = None  # where a run that trains would go on from
-        self._may_wait = True
+    received: signal.Signals | None = None
+    checkpoints: Path | None = None  # where a run that trains would go on from
+    _may_wait = True
 
     def let_go(self) -> None:
         """The first signal ends the process, for a run that saves nothing; Ctrl-C as it does in Python."""
@@ -149,3 +159,51 @@ def _end_when_parent_says() -> None:
     while signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent.pid:
         pass
     os._exit(0)
+
+
+def leave(status: int) -> NoReturn:
+    """End without waiting for anything: nothing of what happens at an exit does."""
+    for rank in started_ranks:
+        rank.kill()
+    os._exit(status)
+
+
+def say(sentence: str) -> None:
+    """A line on stderr past Python's buffers: a thread that is stuck may hold their lock."""
+    os.write(2, f"veca: {sentence}\n".encode())
+
+
+def describe(error: BaseException) -> str:
+    """The message of a user's mistake, the traceback of anything else."""
+    if isinstance(error, KIND) and TRACEBACK not in os.environ:
+        return "\n".join([message(error), *getattr(error, "__notes__", ())])
+    return "".join(traceback.format_exception(error)).rstrip()
+
+
+def message(error: BaseException) -> str:
+    """What a mistake's exception says; of one that the system raised, file and reason without its number."""
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        return f"{os.fsdecode(error.filename)}: {error.strerror.lower()}. Check the path."
+    return str(error)
+
+
+def flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):  # nobody reads it any more
+            continue
+
+
+def keep_memory() -> bool:
+    """Let this process keep what it frees for the next step; False where the C library has no such switch.
+
+    A training step on a CPU allocates and frees gigabytes. The C library gives every large piece back to the
+    system at once, and gets it again page by page, each one zeroed first: a tenth of a step of `small` at
+    256 px. Kept, it stays with the process: as much as its peak, and no more.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is None:  # not glibc
+        return False
+    # Large pieces come from the heap, which never shrinks.
+    return all([mallopt(_MMAP_MAX, 0), mallopt(_TRIM_THRESHOLD, -1), mallopt(_TOP_PAD, _PIECE)])

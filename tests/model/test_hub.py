@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import veca
-from veca.model import packaged
+from veca.model import hub
 
 
 def test_nano_gives_the_same_features_each_time() -> None:
@@ -24,12 +24,12 @@ def test_nano_gives_the_same_features_each_time() -> None:
 
 
 def test_a_damaged_packaged_model_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shutil.copytree(packaged.FOLDER, tmp_path / "weights")
+    shutil.copytree(hub.PACKAGED_FOLDER, tmp_path / "weights")
     weights = tmp_path / "weights" / "nano" / "model.safetensors"
     content = bytearray(weights.read_bytes())
     content[-1] ^= 1
     weights.write_bytes(content)
-    monkeypatch.setattr(packaged, "FOLDER", tmp_path / "weights")
+    monkeypatch.setattr(hub, "PACKAGED_FOLDER", tmp_path / "weights")
     with pytest.raises(ValueError, match=r"is damaged: its sha256 is .* Install veca again"):
         veca.load_model("nano")
 

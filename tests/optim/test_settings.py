@@ -1,13 +1,17 @@
-"""The learning rate against the formula, alone and through LambdaLR."""
+"""What a recipe says of optimization: the learning rate against its formula, and numbers out of place."""
 
 import numpy as np
 import pytest
-import torch
 
-from veca.optim import make_optimizer, warmup_cosine, warmup_cosine_factor
+from veca import create_model
+from veca.optim.settings import Optimization
 
 STAGE_1 = {"lr": 4e-4, "min_lr": 5e-5, "warmup_steps": 20, "max_steps": 120}
 POINTS = (0, 1, 10, 19, 20, 21, 45, 70, 119, 120)
+
+
+def warmup_cosine(step, *, warmup_steps, max_steps, **rates):
+    return optimization(**rates).rate(step, warmup=warmup_steps, max_steps=max_steps)
 
 
 def expected(step, *, lr, min_lr, warmup_steps, max_steps):
@@ -41,9 +45,14 @@ def test_a_late_decay_leaves_the_steps_before_it_as_they_are():
     assert [warmup_cosine(step, **whole) for step in POINTS] == [warmup_cosine(s, **STAGE_1) for s in POINTS]
 
 
-def test_both_groups_follow_the_curve(make_split):
-    optimizer = make_optimizer(make_split(), lr=STAGE_1["lr"], weight_decay=0.015, backend="veca")
-    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, warmup_cosine_factor(**STAGE_1))
+def optimization(**changes):
+    given = {"lr": 4e-4, "min_lr": 5e-5, "weight_decay": 0.015, "warmup_steps": 20, "backend": "veca"}
+    return Optimization(**given | changes)
+
+
+def test_both_groups_follow_the_curve():
+    student = create_model("tiny")
+    optimizer, scheduler = optimization().make(student, max_steps=120, steps_per_epoch=1)
     for step in range(121):
         if step in POINTS:
             rates = [group["lr"] for group in optimizer.param_groups]
@@ -53,25 +62,28 @@ def test_both_groups_follow_the_curve(make_split):
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("change", "problem"),
     [
-        ({"lr": 0.0, "min_lr": 0.0}, r"lr must be positive and finite; got 0.0"),
-        ({"lr": float("nan")}, r"lr must be positive and finite; got nan"),
-        ({"min_lr": 5e-4}, r"min_lr must lie between 0 and lr \(0.0004\); got 0.0005"),
-        ({"min_lr": -1.0}, r"min_lr must .* got -1.0"),
-        ({"warmup_steps": 120}, r"warmup_steps must .* less than max_steps \(120\); got 120. Try 12"),
-        ({"warmup_steps": -1}, r"warmup_steps must .* got -1"),
-        ({"decay_steps": 0}, r"decay_steps must be at least 1, or null.* got 0"),
-        ({"max_steps": 0, "warmup_steps": 0}, r"max_steps must be at least 1; got 0"),
+        ({"lr": 0.0}, "lr = 0.0: must be above 0."),
+        ({"lr": float("nan")}, "lr = nan: must be above 0."),
+        ({"min_lr": 5e-4}, "min_lr = 0.0005: must lie between 0 and lr = 0.0004."),
+        ({"min_lr": -1.0}, "min_lr = -1.0: must lie between 0 and lr = 0.0004."),
+        ({"weight_decay": -1.0}, "weight_decay = -1.0: must be a number ≥ 0."),
+        ({"decay_steps": 0}, "decay_steps = 0: must be at least 1, or null."),
+        ({"momentum": 1.0}, "momentum = 1.0: must be at least 0 and less than 1. Try 0.95."),
+        ({"betas": (0.9, 2.0)}, "betas[1] = 2.0: must be at least 0 and less than 1. Try 0.95."),
     ],
 )
-def test_bad_numbers(change, message):
-    with pytest.raises(ValueError, match=message):
-        warmup_cosine(0, **STAGE_1 | change)
-    with pytest.raises(ValueError, match=message):
-        warmup_cosine_factor(**STAGE_1 | change)
+def test_bad_numbers(change, problem):
+    assert optimization(**change).problems() == [problem]
 
 
 def test_all_bad_numbers_are_reported_at_once():
-    with pytest.raises(ValueError, match=r"(?s)lr must be.*max_steps must be.*warmup_steps must be"):
-        warmup_cosine_factor(lr=-1.0, min_lr=0.0, warmup_steps=-5, max_steps=-3)
+    assert optimization().problems() == []
+    assert len(optimization(lr=-1.0, momentum=-1.0, beta2=2.0, warmup_epochs=1.0).problems()) == 4
+
+
+@pytest.mark.parametrize(("steps", "hint"), [(120, "got 120. Try 12"), (-1, "got -1")])
+def test_a_warmup_must_fit_the_run(steps, hint):
+    with pytest.raises(ValueError, match=rf"warmup_steps must .* of the run \(120\); {hint}"):
+        optimization(warmup_steps=steps).make(create_model("tiny"), max_steps=120, steps_per_epoch=1)
