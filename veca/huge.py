@@ -66,7 +66,7 @@ def stream_file(
                 folder=work,
                 identity=_identity(path, patches),
                 budget=budget,
-                write=None if output is None else output.write,
+                sink=output,
                 advance=_Advance(progress),
             )
 
@@ -115,6 +115,9 @@ class _Output:
     def write(self, start: int, features: Tensor) -> None:
         flat = self.array.reshape(-1, self.array.shape[-1])
         flat[start : start + len(features)] = features.float().cpu().numpy()
+
+    def flush(self) -> None:
+        self.array.flush()
 
 
 class _Advance:

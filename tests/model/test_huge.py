@@ -67,14 +67,18 @@ def run(
         tick()
         return x[0, :, 16 * first : 16 * last]
 
-    def write(start: int, features: Tensor) -> None:
-        tick()
-        found[start : start + len(features)] = features
+    class Kept:
+        def write(self, start: int, features: Tensor) -> None:
+            tick()
+            found[start : start + len(features)] = features
+
+        def flush(self) -> None:
+            pass
 
     def advance(patches: int) -> None:
         tick()
 
-    options = {"identity": "x", "write": write, "advance": advance, **options}
+    options = {"identity": "x", "sink": Kept(), "advance": advance, **options}
 
     class Ticking(StateFile):
         def write(self, *args: Any) -> None:
@@ -112,7 +116,7 @@ def test_equals_the_plain_forward(
             patch.setattr(huge, "CPU_PART", part)
             folder = tmp_path_factory.mktemp("pass")
             streamed, patches = run(model, pixels, folder, budget=budget, chunk_rows=chunk_rows)
-            again, _ = run(model, pixels, folder, budget=budget, chunk_rows=chunk_rows, write=None)
+            again, _ = run(model, pixels, folder, budget=budget, chunk_rows=chunk_rows, sink=None)
             assert torch.equal(again.cls, streamed.cls)
         expected = model(pixels, budget)
         close = {"rtol": tolerance, "atol": tolerance}
@@ -163,7 +167,7 @@ def test_another_pass_starts_anew(tmp_path: Path) -> None:
 @torch.no_grad()
 def test_the_global_feature_alone_runs_no_patch_through_the_last_layer(tmp_path: Path) -> None:
     x = images(1, 3, 48, 48)
-    streamed, patches = run(EXACT, x, tmp_path, write=None)
+    streamed, patches = run(EXACT, x, tmp_path, sink=None)
     assert patches.isnan().all()
     torch.testing.assert_close(streamed.cls, EXACT(x, 8).cls, rtol=1e-10, atol=1e-10)
 

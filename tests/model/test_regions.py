@@ -12,8 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.model.test_veca import doubled, images
 from veca import Veca, create_model
-from veca.model.memory import Memory, load_memory, save_memory
-from veca.model.regions import cut, grid_corners, read, remember
+from veca.model.regions import Memory, cut, grid_corners, load_memory, save_memory
 
 
 def small_model() -> Veca:
@@ -41,8 +40,8 @@ def test_any_patches_come_out_as_in_the_full_forward(
     x = images(batch, 3, 16 * rows, 16 * cols)
     for model, tolerance in ((EXACT, 1e-10), (SINGLE, 1e-5)):
         pixels = x.to(model.patch_embed.weight.dtype)
-        memory = remember(model, pixels, budget)
-        found = read(model, memory, *cut(pixels, grid_corners((16 * rows, 16 * cols))[mask]))
+        memory = model.remember(pixels, budget)
+        found = model.read(memory, *cut(pixels, grid_corners((16 * rows, 16 * cols))[mask]))
         expected = model(pixels, budget).patches[:, mask]
         torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
     assert memory.keys.numel() + memory.values.numel() == 2 * 3 * budget * 32 * batch
@@ -65,7 +64,7 @@ def test_a_box_is_every_cell_that_it_touches(left: int, top: int, width: int, he
     corners = grid_corners(size, box=box)
     assert (corners.flip(1) // 16).tolist() == touched.nonzero().tolist()
     x = images(1, 3, *size)
-    found = read(EXACT, remember(EXACT, x, 8), *cut(x, corners))
+    found = EXACT.read(EXACT.remember(x, 8), *cut(x, corners))
     torch.testing.assert_close(found, EXACT(x, 8).patches[:, touched.flatten()], rtol=1e-10, atol=1e-10)
 
 
@@ -73,38 +72,38 @@ def test_a_box_is_every_cell_that_it_touches(left: int, top: int, width: int, he
 def test_a_patch_between_cells_is_what_the_model_makes_of_its_pixels_there() -> None:
     """Its place is that of its centre in the whole image, its neighbours on no grid do not matter."""
     x = images(1, 3, 48, 64)
-    memory = remember(EXACT, x)
+    memory = EXACT.remember(x)
     corners = grid_corners((48, 64), stride=4)
     assert len(corners) == 9 * 13
-    dense = read(EXACT, memory, *cut(x, corners)).unflatten(1, (9, 13))
+    dense = EXACT.read(memory, *cut(x, corners)).unflatten(1, (9, 13))
     torch.testing.assert_close(dense[:, ::4, ::4].flatten(1, 2), EXACT(x).patches, rtol=1e-10, atol=1e-10)
     (place,) = (corners == torch.tensor([20, 4])).all(1).nonzero()[0]
-    one = read(EXACT, memory, x[None, ..., 4:20, 20:36], torch.tensor([[56 / 64 - 1, 24 / 48 - 1]]))
+    one = EXACT.read(memory, x[None, ..., 4:20, 20:36], torch.tensor([[56 / 64 - 1, 24 / 48 - 1]]))
     torch.testing.assert_close(one[0, 0], dense.flatten(1, 2)[0, place], rtol=1e-10, atol=1e-10)
 
 
 @torch.no_grad()
 def test_images_of_a_memory_are_chosen_and_repeated() -> None:
     x = images(3, 3, 32, 48)
-    memory = remember(EXACT, x, 8)
+    memory = EXACT.remember(x, 8)
     chosen = [2, 0, 2]
-    found = read(EXACT, memory.of(chosen), *cut(x[chosen], grid_corners((32, 48))))
+    found = EXACT.read(memory.of(chosen), *cut(x[chosen], grid_corners((32, 48))))
     torch.testing.assert_close(found, EXACT(x, 8).patches[chosen], rtol=1e-10, atol=1e-10)
     assert len(memory.of(1)) == 1
 
 
 @torch.no_grad()
 def test_no_patches_are_no_features() -> None:
-    memory = remember(EXACT, images(1, 3, 32, 32))
+    memory = EXACT.remember(images(1, 3, 32, 32))
     empty = cut(images(1, 3, 32, 32), torch.zeros(0, 2, dtype=torch.long))
-    assert read(EXACT, memory, *empty).shape == (1, 0, 24)
+    assert EXACT.read(memory, *empty).shape == (1, 0, 24)
 
 
 def test_places_are_true_in_training_and_gradients_pass() -> None:
     model = copy.deepcopy(EXACT).train()
     x = images(1, 3, 32, 32)
-    memory = remember(model, x, 8)
-    found = read(model, memory, *cut(x, grid_corners((32, 32))))
+    memory = model.remember(x, 8)
+    found = model.read(memory, *cut(x, grid_corners((32, 32))))
     torch.testing.assert_close(found, EXACT(x, 8).patches, rtol=1e-10, atol=1e-10)
     found.square().sum().backward()
     plain = copy.deepcopy(EXACT)
@@ -120,18 +119,18 @@ def test_autocast_reads_what_autocast_remembered() -> None:
     x = images(1, 3, 48, 48).float()
     exact = SINGLE(x).patches
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        memory = remember(SINGLE, x)
-        found = read(SINGLE, memory, *cut(x, grid_corners((48, 48))))
+        memory = SINGLE.remember(x)
+        found = SINGLE.read(memory, *cut(x, grid_corners((48, 48))))
     torch.testing.assert_close(found.float(), exact, rtol=0.1, atol=0.1)
-    short = remember(SINGLE, x).to(torch.bfloat16)
-    again = read(SINGLE, short, *cut(x, grid_corners((48, 48))))
+    short = SINGLE.remember(x).to(torch.bfloat16)
+    again = SINGLE.read(short, *cut(x, grid_corners((48, 48))))
     torch.testing.assert_close(again, exact, rtol=0.05, atol=0.05)
 
 
 @torch.no_grad()
 def test_a_memory_survives_its_file(tmp_path: Path) -> None:
     x = images(2, 3, 32, 48).float()
-    memory = remember(SINGLE, x, 8)
+    memory = SINGLE.remember(x, 8)
     save_memory(memory, tmp_path / "m.safetensors")
     again = load_memory(tmp_path / "m.safetensors", SINGLE)
     assert torch.equal(again.keys, memory.keys)
@@ -146,7 +145,7 @@ def test_a_memory_survives_its_file(tmp_path: Path) -> None:
 @torch.no_grad()
 def test_a_file_that_is_not_this_models_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "m.safetensors"
-    memory = remember(SINGLE, images(1, 3, 32, 32).float(), 8)
+    memory = SINGLE.remember(images(1, 3, 32, 32).float(), 8)
     save_memory(memory, path)
     with safe_open(path, framework="pt") as file:
         facts = file.metadata()
@@ -177,12 +176,12 @@ def test_a_file_that_is_not_this_models_is_refused(tmp_path: Path) -> None:
 @torch.no_grad()
 def test_mistakes_are_named() -> None:
     x = images(1, 3, 32, 32).float()
-    memory = remember(SINGLE, x, 8)
+    memory = SINGLE.remember(x, 8)
     cells = cut(x, grid_corners((32, 32)))
 
     def refused(words: str, memory: Memory = memory, **changed: torch.Tensor) -> None:
         with pytest.raises(ValueError, match=words):
-            read(SINGLE, memory, **{**cells._asdict(), **changed})
+            SINGLE.read(memory, **{**cells._asdict(), **changed})
 
     refused(r"crops must be normalised floats of shape \(B, n, 3, 16, 16\)", crops=x)
     refused("torch.uint8", crops=cells.crops.byte())
@@ -195,6 +194,6 @@ def test_mistakes_are_named() -> None:
     with pytest.raises(ValueError, match="stride must be"):
         grid_corners((32, 32), stride=0)
     with pytest.raises(ValueError, match="budget must be one of"):
-        remember(SINGLE, x, 5)
+        SINGLE.remember(x, 5)
     with pytest.raises(ValueError, match="multiples of 16"):
-        remember(SINGLE, x[..., :20], 8)
+        SINGLE.remember(x[..., :20], 8)

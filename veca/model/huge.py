@@ -14,7 +14,7 @@ Shapes: N patches, n patches of a part, C active cores, D width, L layers, p the
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -23,8 +23,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from veca.model.core_pass import Cores, RunningAttention, embed, finish
-from veca.model.memory import Memory, weights_digest
-from veca.model.regions import centres
+from veca.model.regions import Memory, centres, weights_digest
 from veca.utils.files import atomic_path
 
 if TYPE_CHECKING:
@@ -37,7 +36,16 @@ CPU_PART = 1024  # patches at a time: their activations stay in the caches; more
 GPU_PART = 65_536
 
 Band = Callable[[int, int], Tensor]  # first and last row of patches → normalised pixels (3, rows·p, cols·p)
-Write = Callable[[int, Tensor], None]  # place of the first, features (n, D)
+
+
+class Sink(Protocol):
+    """Where the features of patches go; a part may come again after an interruption."""
+
+    def write(self, start: int, features: Tensor) -> None:
+        """Keep (n, D) features, of which `start` is the place of the first."""
+
+    def flush(self) -> None:
+        """What was written so far must outlast a power cut."""
 
 
 class Streamed(NamedTuple):
@@ -64,7 +72,7 @@ def stream(
     folder: Path,
     identity: str,
     budget: int | None = None,
-    write: Write | None = None,
+    sink: Sink | None = None,
     advance: Callable[[int], object] = lambda patches: None,
     chunk: int = CHUNK,
 ) -> Streamed:
@@ -78,7 +86,7 @@ def stream(
             the result again without running a patch.
         identity: What is run. A folder that holds another pass is started anew.
         budget: Active cores; by default all.
-        write: Takes the patches' features, part by part; a part may come again after an interruption.
+        sink: Takes the patches' features.
         advance: Told how many patches have passed another layer: first of an earlier call, then of this one.
         chunk: Patches between two notes of where the pass is, rounded to whole rows.
     """
@@ -103,9 +111,11 @@ def stream(
                 cores.read(part, turns)
                 if layer < depth - 1:
                     states.write(layer + 1, number, start, cores.run(part, turns))
-                elif write is not None:
-                    write(start, finish(model, cores.run(part, turns))[0])
+                elif sink is not None:
+                    sink.write(start, finish(model, cores.run(part, turns))[0])
             states.flush()
+            if sink is not None:
+                sink.flush()
             _save(cores, folder / CORES, facts, _Progress(layer, number + 1))
             advance(len(chunks[number]))
         cores.leave_layer()
