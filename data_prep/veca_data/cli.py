@@ -6,7 +6,7 @@ Exit status: 0 done, 1 the work failed or problems were found, 2 the request was
 import argparse
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
@@ -122,7 +122,7 @@ def _unknown_options(verb: argparse.ArgumentParser | None, words: Sequence[str])
     return "; ".join(unknown)
 
 
-def _parser(prog: str) -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
+def _parser(prog: str) -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentParser]]:
     """The parser of the command, and those of its verbs."""
     parser = _Parser(prog=prog, description="The data stage: from images to shards that training reads.")
     verbs = parser.add_subparsers(required=True, metavar="VERB", parser_class=_Parser)

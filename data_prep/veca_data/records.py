@@ -143,8 +143,6 @@ class SampleWriter:
 def claim_folder(out: Path, plan: Plan) -> Plan:
     """Make `out` the home of this plan, or refuse; returns the plan with the shard names it had at first."""
     source = plan.source.path
-    if out.exists() and not out.is_dir():
-        raise ValueError(f"out {out} is a file. Give a folder.")
     if source.is_dir() and out.resolve().is_relative_to(source.resolve()):
         raise ValueError(
             f"out {out} lies inside the source {source}, so that the next run would find the shards among "
