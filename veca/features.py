@@ -281,8 +281,8 @@ def _boxes_of(listed: list[ListedImage], path: Path) -> Boxes:
     unknown = sorted(boxes.keys() - {image.name for image in listed})
     if unknown and all(image.name is not None for image in listed):
         raise ValueError(
-            f"{path} names {unknown[0]} and {len(unknown) - 1} others that are not among the images. Write them "
-            f"as the images are given, such as {listed[0].name}."
+            f"{path}: {len(unknown)} of its images are not among the given ones, first {unknown[0]}. "
+            f"Write them as they are given, such as {listed[0].name}."
         )
     return boxes
 

@@ -146,7 +146,7 @@ def test_without_its_readers_the_way_out_is_said(
         return real(name, *args)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    monkeypatch.setattr("veca.utils.extras.find_spec", lambda name: None)
+    monkeypatch.setattr("veca.utils.imports.find_spec", lambda name: None)
     Image.fromarray(picture).save(tmp_path / "a.jpg")
     with pytest.raises(ValueError, match=r"libvips, which is not installed. Install it .*vips tiffsave"):
         opened(tmp_path / "a.jpg")

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from veca.data.decode import MAX_PIXELS, BadImage
 from veca.data.folders import check_regular
-from veca.utils.extras import require_extra
+from veca.utils.imports import require_extra
 
 TIFF_STARTS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # the last two: BigTIFF
 CONVERT = "Convert it: vips tiffsave FILE scan.tif --tile --bigtiff"
