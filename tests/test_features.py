@@ -233,12 +233,7 @@ def box_file(folder: Path, *lines: str) -> Path:
     return path
 
 
-@pytest.mark.parametrize("share", [0.0, 1.0], ids=["by a forward", "read alone"])
-@torch.no_grad()
-def test_boxes_are_the_patches_they_touch(
-    model: str, pictures: Path, tmp_path: Path, share: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(command, "READ_SHARE", share)
+def test_boxes_are_the_patches_they_touch(model: str, pictures: Path, tmp_path: Path) -> None:
     a, b = pictures / "a.png", pictures / "deep/b.jpg"
     lines = [f"{a},0,0,10,10", f"{a},30,20,50,64", f"{a},17,17,31,31", f"{b},0,0,64,100", f"{a},30,20,50,64"]
     boxes = box_file(tmp_path, *lines)

@@ -40,7 +40,7 @@ from veca.data.reader import BadSample, ShardReader
 from veca.data.views import centre_crop, check_resolution, normalise
 from veca.huge import parse_bytes, stream_file
 from veca.model import Veca
-from veca.model.regions import cut, grid_corners
+from veca.model.regions import grid_corners
 from veca.utils.files import atomic_path, check_writable, write_text_atomic
 from veca.utils.precision import FLOAT32, InferencePrecision, choose_device, computing_in, resolve_precision
 from veca.utils.progress import progress_bar
@@ -56,7 +56,6 @@ REJECTS_NAME = "rejects.jsonl"
 WINDOW_PIXELS = 512 * 256**2
 MIN_WINDOW = 16
 BATCH_PIXELS = 32 * 256**2
-READ_SHARE = 0.1  # of an image's patches; reading more takes longer than the forward that gives them all
 _MAX_OPEN = 64  # shards
 _SHOWN = 5
 
@@ -157,13 +156,19 @@ def features(
     see = partial(_see, view=view, resolution=resolution, patch_size=patch_size)
     rejects = {}
     window = max(MIN_WINDOW, WINDOW_PIXELS // resolution**2)
-    left = [image for image in listed if image.name is None or _left(image.name, writer.done, wanted)]
+    left = [
+        image
+        for image in listed
+        if image.name is None or not writer.done.issuperset(_names_of(image.name, wanted))
+    ]
     load = partial(_load, done=writer.done, wanted=wanted, see=see)
     # Threads decode, since both decoders let go of the interpreter lock.
     with ThreadPoolExecutor() as pool, progress_bar("features", len(left), unit="image") as progress:
         for start in range(0, len(left), window):
             loaded = list(pool.map(load, left[start : start + window]))
-            rejects |= {image.name: image.reason for image in loaded if image.reason}
+            for image in loaded:
+                if image.reason:
+                    rejects |= dict.fromkeys(_names_of(image.name, wanted), image.reason)
             with computing_in(precision, place):
                 if wanted is None:
                     parts = _parts(student, loaded, budget=cores, dense=dense)
@@ -287,10 +292,9 @@ def _boxes_of(listed: list[ListedImage], path: Path) -> Boxes:
     return boxes
 
 
-def _left(name: str, done: set[str], wanted: Boxes | None) -> bool:
-    """Whether there is anything to do for this image."""
-    names = [name] if wanted is None else [f"{name}#{box}" for box in wanted.get(name, [])]
-    return not done.issuperset(names)
+def _names_of(image: str, wanted: Boxes | None) -> list[str]:
+    """What rows of an image are called: its own name, or those of its boxes."""
+    return [image] if wanted is None else [f"{image}#{box}" for box in wanted.get(image, [])]
 
 
 def _see(
@@ -364,7 +368,7 @@ def _load(
 ) -> LoadedImage:
     try:
         name, data = image.read()
-        if not _left(name, done, wanted):
+        if done.issuperset(_names_of(name, wanted)):
             return LoadedImage(name, None)
         pixels, scale = see(data)
         return LoadedImage(name, pixels, scale=scale)
@@ -404,54 +408,31 @@ def _box_parts(
     budget: int,
     dense: bool,
 ) -> Iterator[Part]:
-    """One part per size of box in the window; boxes outside their image are rejected."""
-    sizes: dict[tuple[int, int], list[tuple[str, Array]]] = defaultdict(list)
+    """One part per size of box in the window; boxes outside their image are rejected.
+
+    One forward serves all boxes of an image: to remember it and read them would take as long.
+    """
+    sizes: dict[tuple[int, ...], list[tuple[str, Array]]] = defaultdict(list)
+    side = student.size.patch_size
     for image in images:
-        corners: dict[str, torch.Tensor] = {}
-        for box in wanted.get(image.name, []) if image.pixels is not None else []:
-            name = f"{image.name}#{box}"
+        named = zip(_names_of(image.name, wanted), wanted.get(image.name, []), strict=True)
+        left = {name: box for name, box in named if name not in done}
+        if image.pixels is None or not left:
+            continue
+        _, dense_features = _run(student, image.pixels[None], budget=budget, dense=True)
+        for name, box in left.items():
             try:
-                if name not in done:
-                    corners[name] = _corners(student, image, box)
+                corners = grid_corners(image.pixels.shape[1:], patch_size=side, box=box.scaled(*image.scale))
             except ValueError as error:
                 rejects[name] = str(error)
-        if corners:
-            for name, patches in _read_boxes(student, image, corners, budget=budget):
-                sizes[patches.shape[0], patches.shape[1]].append((name, patches))
+                continue
+            (first_col, first_row), (last_col, last_row) = corners.amin(0) // side, corners.amax(0) // side
+            found = dense_features[0, first_row : last_row + 1, first_col : last_col + 1]
+            sizes[found.shape].append((name, found))
     for alike in sizes.values():
         names, boxes = zip(*alike, strict=True)
         stack = np.stack(boxes)
         yield Part(list(names), stack.mean((1, 2)), stack if dense else None)
-
-
-def _corners(student: Veca, image: LoadedImage, box: Box) -> torch.Tensor:
-    """Upper left corners of the patches that a box touches."""
-    assert image.pixels is not None
-    _, height, width = image.pixels.shape
-    return grid_corners((height, width), patch_size=student.size.patch_size, box=box.scaled(*image.scale))
-
-
-@torch.inference_mode()
-def _read_boxes(
-    student: Veca, image: LoadedImage, corners: dict[str, torch.Tensor], *, budget: int
-) -> Iterator[tuple[str, Array]]:
-    """The features (rows, cols, D) of each box: few patches are read alone, many come out of a forward."""
-    assert image.pixels is not None
-    side, pixels = student.size.patch_size, _normalised(student, image.pixels[None])
-    cols = pixels.shape[-1] // side
-    places = {name: each[:, 1] // side * cols + each[:, 0] // side for name, each in corners.items()}
-    unique = torch.cat(list(places.values())).unique()
-    if len(unique) < READ_SHARE * cols * (pixels.shape[-2] // side):
-        memory = student.remember(pixels, budget)
-        at = torch.stack((unique % cols, unique // cols), dim=1) * side
-        patches = student.read(memory, *cut(pixels, at, patch_size=side))
-    else:
-        patches = student(pixels, budget=budget).patches[:, unique.to(pixels.device)]
-    found = _array(patches[0])
-    for name, each in corners.items():
-        rows = len(each[:, 1].unique())
-        chosen = found[torch.searchsorted(unique, places[name]).numpy()]
-        yield name, chosen.reshape(rows, -1, chosen.shape[-1])
 
 
 def _stream(
