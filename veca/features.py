@@ -120,11 +120,12 @@ def features(
         max_pixels: The largest image that --max-memory opens.
     """
     _check_request(boxes, max_memory, resolution=resolution, view=view, dense=dense, format=format)
+    memory = None if max_memory is None else parse_bytes(max_memory)
     check_writable(out)
     place = choose_device(device)
     student = load_model(model).to(place)
     patch_size = student.size.patch_size
-    if max_memory is None:
+    if memory is None:
         check_resolution(resolution, patch_size=patch_size, resized=view == "crop")
     with torch.inference_mode():  # the model refuses a wrong budget itself: ask it before reading anything
         trial = torch.zeros(1, student.size.in_channels, patch_size, patch_size, device=place)
@@ -142,15 +143,15 @@ def features(
     computed_in = resolve_precision(precision, accelerator=place.type)
     if computed_in != FLOAT32:  # else not named, as in folders of before there was a choice
         settings["precision"] = computed_in
-    if max_memory is not None:
+    if memory is not None:
         settings |= {"resolution": "own", "view": "own"}
     if wanted is not None:
         settings["boxes"] = hashlib.sha256(repr(sorted(wanted.items())).encode()).hexdigest()[:16]
     writer = PartWriter(out, format=format, settings=settings)
     before = len(writer.done)
-    if max_memory is not None:
+    if memory is not None:
         with computing_in(precision, place):
-            rejects = _stream(student, listed, writer, cores, dense, parse_bytes(max_memory), max_pixels)
+            rejects = _stream(student, listed, writer, cores, dense, memory, max_pixels)
         _finish(writer, before=before, total=len(listed), rejects=rejects)
         return
     see = partial(_see, view=view, resolution=resolution, patch_size=patch_size)
@@ -419,7 +420,8 @@ def _box_parts(
         left = {name: box for name, box in named if name not in done}
         if image.pixels is None or not left:
             continue
-        _, dense_features = _run(student, image.pixels[None], budget=budget, dense=True)
+        _, patches = _run(student, image.pixels[None], budget=budget, dense=True)
+        assert patches is not None
         for name, box in left.items():
             try:
                 corners = grid_corners(image.pixels.shape[1:], patch_size=side, box=box.scaled(*image.scale))
@@ -427,7 +429,7 @@ def _box_parts(
                 rejects[name] = str(error)
                 continue
             (first_col, first_row), (last_col, last_row) = corners.amin(0) // side, corners.amax(0) // side
-            found = dense_features[0, first_row : last_row + 1, first_col : last_col + 1]
+            found = patches[0, first_row : last_row + 1, first_col : last_col + 1]
             sizes[found.shape].append((name, found))
     for alike in sizes.values():
         names, boxes = zip(*alike, strict=True)
