@@ -106,6 +106,7 @@ VERBS = {
     "bench check": Verb("veca.bench.harness:check", "the same, compared with docs/bench.json", ""),
     "bench attention": Verb("veca.bench.model:attention", "one layer's attention beside DINOv3's", ""),
     "bench model": Verb("veca.bench.model:model", "the whole small model beside its peers", ""),
+    "bench regions": Verb("veca.bench.model:regions", "reading parts of an image from its memory", ""),
     "bench scale": Verb("veca.bench.training:scale", "images/s of two ranks beside one", ""),
     "bench loop": Verb("veca.bench.training:loop", "what Lightning's loop costs over a bare one", ""),
     "bench loader": Verb("veca.bench.data:loader", "images/s of the loader", ""),
