@@ -86,7 +86,7 @@ def test_too_little_memory_and_too_few_pixels_are_refused(student: Veca, scan: P
     with pytest.raises(ValueError, match=r"max_memory must be at least .* MB .*got 10 MB. Give more"):
         stream_file(student, scan, work=tmp_path / "work", max_memory=10**7)
     np.save(scan, np.zeros((15, 40, 3), np.uint8))
-    with pytest.raises(ValueError, match="40×15 pixels are less than a patch of 16"):
+    with pytest.raises(ValueError, match="40×15 pixels, a patch has 16×16"):
         stream_file(student, scan, work=tmp_path / "work")
     assert not (tmp_path / "work").exists()
 

@@ -454,7 +454,6 @@ def _stream(
         if image.name in writer.done:
             continue
         work = writer.folder / f".{hashlib.sha256(image.name.encode()).hexdigest()[:16]}"
-        work.mkdir(exist_ok=True)
         patches = work / "patches.npy" if dense else None
         try:
             found = stream_file(
@@ -469,7 +468,7 @@ def _stream(
             writer.write(Part([image.name], _array(found.cls), None), patches_file=patches)
         except BadImage as error:
             rejects[image.name] = str(error)
-        shutil.rmtree(work)
+        shutil.rmtree(work, ignore_errors=True)
     return rejects
 
 

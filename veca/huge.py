@@ -14,11 +14,11 @@ from torch import Tensor
 from tqdm import tqdm
 
 from veca.data.bands import Bands, open_bands
-from veca.data.decode import MAX_PIXELS
+from veca.data.decode import MAX_PIXELS, BadImage
 from veca.data.views import normalise
 from veca.model import Veca
 from veca.model.huge import Streamed, forget, part_size, stream
-from veca.utils.files import in_bytes
+from veca.utils.files import in_bytes, reserve
 from veca.utils.progress import progress_bar
 
 UNITS = {"MB": 10**6, "GB": 10**9, "TB": 10**12}
@@ -52,8 +52,10 @@ def stream_file(
         side = model.size.patch_size
         grid = bands.height // side, bands.width // side
         if not all(grid):
-            raise ValueError(f"{path}: {bands.width}×{bands.height} pixels are less than a patch of {side}.")
+            detail = f"{path}: {bands.width}×{bands.height} pixels, a patch has {side}×{side}"
+            raise BadImage("too-small", detail)
         _check_memory(model, bands, grid, max_memory)
+        work.mkdir(parents=True, exist_ok=True)
         output = None if patches is None else _Output(model, patches, grid)
         if output is not None and not output.is_old:
             forget(work)
@@ -111,6 +113,7 @@ class _Output:
             self.is_old = self.array.shape == shape and self.array.dtype == np.float32
         if not self.is_old:
             self.array = np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=shape)
+            reserve(path, path.stat().st_size)
 
     def write(self, start: int, features: Tensor) -> None:
         flat = self.array.reshape(-1, self.array.shape[-1])

@@ -12,6 +12,7 @@ Shapes: N patches, n patches of a part, C active cores, D width, L layers, p the
 """
 
 import json
+import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -24,7 +25,7 @@ from torch import Tensor
 
 from veca.model.core_pass import Cores, RunningAttention, embed, finish
 from veca.model.regions import Memory, centres, weights_digest
-from veca.utils.files import atomic_path
+from veca.utils.files import atomic_path, reserve
 
 if TYPE_CHECKING:
     from veca.model.veca import Veca
@@ -136,8 +137,10 @@ class StateFile:
         self.path, self.chunks = path, chunks
         self.device, self.dtype, width = weight.device, weight.dtype, len(weight)
         shape = len(chunks) + 1, len(chunks[0]), width * weight.element_size()
-        whole = path.exists() and path.stat().st_size == np.prod(shape)
-        self.bytes = np.memmap(path, dtype=np.uint8, mode="r+" if whole else "w+", shape=shape)
+        if not path.exists() or path.stat().st_size != math.prod(shape):
+            path.unlink(missing_ok=True)
+            reserve(path, math.prod(shape))
+        self.bytes = np.memmap(path, dtype=np.uint8, mode="r+", shape=shape)
 
     def read(self, layer: int, chunk: int) -> Iterator[tuple[int, Tensor]]:
         """Places of the first and states (1, n, D) of the chunk's patches, in parts."""
