@@ -243,7 +243,7 @@ def test_small_commands_run(command: Command, world: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("page", ["README.md", "docs/index.md", "docs/use.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/index.md", "docs/use.md", "docs/regions.md"])
 def test_python_blocks_run(page: str, world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(world)
     transformers.logging.disable_progress_bar()  # type: ignore[no-untyped-call]

@@ -12,6 +12,7 @@ import veca.features as command
 from tests.data import hostile
 from tests.data.shards import write_dataset
 from veca import Veca, create_model, preprocess
+from veca.data.views import normalise
 from veca.features import features, read_features, read_parts, whole_size
 
 SIZES = {"a.png": (80, 64), "deep/b.jpg": (64, 100), "deep/c.png": (80, 64), "d.webp": (70, 70)}
@@ -224,3 +225,134 @@ def test_mistakes_are_found_before_the_model_is_loaded(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match=r"out cannot be written: .*file: it is no folder\. Choose another"):
         features("no-model", [str(tmp_path)], out=tmp_path / "file" / "out")
+
+
+def box_file(folder: Path, *lines: str) -> Path:
+    path = folder / "boxes.csv"
+    path.write_text("\n".join(["image,left,top,right,bottom", *lines]) + "\n")
+    return path
+
+
+def test_boxes_are_the_patches_they_touch(model: str, pictures: Path, tmp_path: Path) -> None:
+    a, b = pictures / "a.png", pictures / "deep/b.jpg"
+    lines = [f"{a},0,0,10,10", f"{a},30,20,50,64", f"{a},17,17,31,31", f"{b},0,0,64,100", f"{a},30,20,50,64"]
+    boxes = box_file(tmp_path, *lines)
+    whole, out = tmp_path / "whole", tmp_path / "out"
+    options = {"resolution": 64, "view": "whole", "dense": True}
+    features(model, [str(pictures)], out=whole, **options)  # type: ignore[arg-type]
+    features(model, [str(pictures)], out=out, boxes=boxes, **options)  # type: ignore[arg-type]
+    dense = {
+        name: part.patches[i]
+        for part in read_parts(whole)
+        for i, name in enumerate(part.names)
+        if part.patches is not None
+    }
+    wanted = {
+        f"{a}#0,0,10,10": dense[str(a)][:1, :1],
+        f"{a}#30,20,50,64": dense[str(a)][1:, 1:4],
+        f"{a}#17,17,31,31": dense[str(a)][1:2, 1:2],
+        f"{b}#0,0,64,100": dense[str(b)],
+    }
+    found = {}
+    for part in read_parts(out):
+        assert part.patches is not None
+        for name, cls, patches in zip(part.names, part.cls, part.patches, strict=True):
+            np.testing.assert_allclose(cls, patches.mean((0, 1)), atol=1e-5)
+            found[name] = patches
+    assert found.keys() == wanted.keys()
+    for name, patches in wanted.items():
+        np.testing.assert_allclose(found[name], patches, atol=1e-5)
+
+
+def test_boxes_go_on_and_those_outside_are_rejected(
+    model: str, pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a = pictures / "a.png"
+    boxes = box_file(tmp_path, f"{a},0,0,10,10", f"{a},200,0,300,10")
+    for written in (1, 0):
+        features(model, [str(pictures)], out=tmp_path / "out", resolution=64, view="whole", boxes=boxes)
+        said = capsys.readouterr().out
+        assert f"features of {written} boxes written, {1 - written} were there before" in said
+        assert "1 could not be read" in said
+        assert "no patch of 16 px lies in the box" in said
+    box_file(tmp_path, f"{a},0,0,10,11")
+    with pytest.raises(ValueError, match="made with boxes"):
+        features(model, [str(pictures)], out=tmp_path / "out", resolution=64, view="whole", boxes=boxes)
+
+
+def test_a_box_of_no_image_is_a_mistake(model: str, pictures: Path, tmp_path: Path) -> None:
+    boxes = box_file(tmp_path, "a.png,0,0,10,10")
+    with pytest.raises(ValueError, match=r"1 of its images are not among the given ones, first a.png. Write"):
+        features(model, [str(pictures)], out=tmp_path / "out", resolution=64, view="whole", boxes=boxes)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"boxes": Path("b.csv")}, "got view crop. Add --view whole"),
+        ({"boxes": Path("b.csv"), "view": "whole", "max_memory": "2GB"}, "do not go together"),
+        ({"max_memory": "2GB", "resolution": 512}, "Leave out --resolution and --view"),
+        ({"max_memory": "2GB", "dense": True, "format": "safetensors"}, "Add --format npy"),
+        ({"max_memory": "2"}, "Try 2GB"),
+    ],
+)
+def test_requests_that_contradict_themselves(
+    model: str, pictures: Path, tmp_path: Path, options: dict[str, object], words: str
+) -> None:
+    with pytest.raises(ValueError, match=words):
+        features(model, [str(pictures)], out=tmp_path / "out", **options)  # type: ignore[arg-type]
+
+
+@torch.no_grad()
+def test_images_at_their_own_size_within_a_memory(
+    student: Veca,
+    model: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    tifffile = pytest.importorskip("tifffile")
+    pixels = np.random.default_rng(0).integers(0, 255, (100, 150, 3), dtype=np.uint8)
+    scans = tmp_path / "scans"
+    scans.mkdir()
+    for name in ("a.tif", "b.tif"):
+        tifffile.imwrite(scans / name, pixels, photometric="rgb", tile=(32, 32))
+        pixels = 255 - pixels
+    (scans / "c.tif").write_bytes(b"II*\0 and no more")
+    out, calls = tmp_path / "out", 0
+    real = command.stream_file
+
+    def dies_once(*args, **options):  # type: ignore[no-untyped-def]
+        nonlocal calls
+        calls += 1
+        found = real(*args, **options)
+        if calls == 2:
+            raise KeyboardInterrupt
+        return found
+
+    monkeypatch.setattr(command, "stream_file", dies_once)
+    with pytest.raises(KeyboardInterrupt):
+        features(model, [str(scans)], out=out, max_memory="8GB", dense=True)
+    features(model, [str(scans)], out=out, max_memory="8GB", dense=True)
+    said = capsys.readouterr().out
+    assert "features of 1 images written, 1 were there before" in said
+    assert "damaged" in said
+    parts = list(read_parts(out))
+    assert [part.names for part in parts] == [[str(scans / "a.tif")], [str(scans / "b.tif")]]
+    for part in parts:
+        kept = torch.from_numpy(pixels[:96, :144]).permute(2, 0, 1)[None]
+        expected = student(normalise(kept))
+        assert part.patches is not None
+        np.testing.assert_allclose(part.cls, expected.cls.numpy(), atol=1e-5)
+        wanted = expected.patches.unflatten(1, (6, 9)).numpy()
+        np.testing.assert_allclose(part.patches, wanted, atol=1e-5)
+        pixels = 255 - pixels
+    assert not [path for path in out.iterdir() if path.name.startswith(".")]
+    with pytest.raises(ValueError, match="max_memory must be at least"):
+        features(model, [str(scans)], out=tmp_path / "other", max_memory="10MB")
+
+
+def test_samples_of_shards_are_no_huge_images(model: str, tmp_path: Path) -> None:
+    shards = write_dataset(tmp_path / "shards", [2], [])
+    with pytest.raises(ValueError, match=r"reads files, not samples of shards such as .*sample 0"):
+        features(model, [str(shards)], out=tmp_path / "out", max_memory="2GB")

@@ -8,7 +8,7 @@ ROOT = Path(__file__).parents[1]
 LEVELS = [
     {"utils"},
     {"types", "model", "data"},
-    {"card", "checkpoint", "teachers", "optim", "backbones", "flops"},
+    {"card", "checkpoint", "teachers", "optim", "backbones", "flops", "huge"},
     {"train"},
     {"probes", "features", "export", "interop", "page"},
     {"figures", "bench"},

@@ -15,6 +15,7 @@ from veca.bench.model import (
     growth_case,
     memory_case,
     model,
+    regions,
     straightforward,
     train_flops,
 )
@@ -101,3 +102,10 @@ def test_it_gives_the_features_and_gradients_of_the_model(budget: int) -> None:
     assert grads[0].keys() == grads[1].keys()
     for name, grad in grads[0].items():
         torch.testing.assert_close(grad, grads[1][name], rtol=1e-9, atol=1e-9)
+
+
+def test_reading_parts_is_compared_with_reading_all() -> None:
+    results = regions(size="tiny", resolution=64, budget=8, repeats=2)
+    names = ("remember_over_forward", "read_over_forward", "tenth_over_read", "hundredth_over_read")
+    assert results.goals.keys() == set(names)
+    assert results["hundredth_over_read"] < 5  # a patch, and all 16

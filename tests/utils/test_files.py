@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from veca.utils.files import atomic_path, in_bytes, write_text_atomic
+from veca.utils.files import atomic_path, in_bytes, reserve, write_text_atomic
 
 
 def test_a_failed_write_keeps_the_old_file_and_leaves_nothing_else(tmp_path: Path) -> None:
@@ -152,3 +152,17 @@ def test_a_writer_finds_no_file_and_has_to_make_one(tmp_path: Path) -> None:
 )
 def test_bytes_are_told_in_the_unit_that_fits(size: float, text: str) -> None:
     assert in_bytes(size) == text
+
+
+def test_room_is_reserved_or_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reserve(tmp_path / "a", 5000)
+    assert (tmp_path / "a").stat().st_size == 5000
+    assert (tmp_path / "a").stat().st_blocks * 512 >= 5000
+
+    def full(*args: int) -> None:
+        raise OSError(errno.ENOSPC, "no space")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(ValueError, match=r"b needs 5 kB, .* has .*B. Take a folder with more room"):
+        reserve(tmp_path / "b", 5000)
+    assert not (tmp_path / "b").exists()

@@ -24,6 +24,7 @@ MAX_LOSS = 0.15
 MODULES = {  # benchmark → where its function of the same name lives; imported on use
     "attention": "veca.bench.model",
     "model": "veca.bench.model",
+    "regions": "veca.bench.model",
     "pixels": "veca.bench.data",
     "loader": "veca.bench.data",
     "shards": "veca.bench.data",

@@ -1,5 +1,7 @@
 """The model beside its peers: one layer's attention path, and the whole small model.
 
+`regions` times reading parts of an image's patches from its memory.
+
 `attention` times one projection–attention–projection path beside that of the DINOv3 of the same size
 (transformers' layer with its SDPA kernel, on its own N + 5 tokens), called with the inputs it gets in a
 forward pass.
@@ -32,6 +34,7 @@ from veca.flops import attention_flops, meta_student, meta_teacher
 from veca.model import Veca, create_model
 from veca.model.attention import CoreAttention
 from veca.model.block import Block
+from veca.model.regions import cut, grid_corners
 from veca.model.rope import frequencies, patch_coordinates
 from veca.model.sizes import Size, resolve_size
 from veca.teachers.dinov3 import dinov3_config
@@ -145,6 +148,46 @@ def model(
     if {512, 1024} <= set(resolutions):
         for kind in STEPS:
             yield growth_case(runs["veca"], kind, patches=patches, repeats=repeats)
+
+
+@benchmark
+def regions(*, size: str = SIZE, resolution: int = 768, budget: int = BUDGET, repeats: int = 5) -> Steps:
+    """Time reading parts of one image's patches from its memory, beside its forward pass.
+
+    Args:
+        size: Size of the model.
+        resolution: Side of the image in pixels.
+        budget: Active cores.
+        repeats: Turns that each candidate takes.
+    """
+    network, images = create_model(size).eval(), torch.randn(1, 3, resolution, resolution)
+    cells = cut(images, grid_corners((resolution, resolution)))
+    count = cells.crops.shape[1]
+    with torch.inference_mode():
+        memory = network.remember(images, budget)
+
+    def read(share: float) -> Callable[[], object]:
+        number = max(1, round(share * count))
+        part = cells.crops[:, :number].contiguous(), cells.places[:, :number]
+        return torch.inference_mode()(partial(network.read, memory, *part))
+
+    shares = {"all": 1.0, "half": 0.5, "tenth": 0.1, "hundredth": 0.01}
+    yield Case(
+        candidates={
+            "forward": torch.inference_mode()(partial(network, images, budget=budget)),
+            "remember": torch.inference_mode()(partial(network.remember, images, budget)),
+            **{name: read(share) for name, share in shares.items()},
+        },
+        ratios={
+            "remember_over_forward": Ratio("remember", "forward", Goal(1.0, at_most=True)),
+            "read_over_forward": Ratio("all", "forward", Goal(1.0, at_most=True)),
+            # Of a full read: a tenth ± 30 %, and a hundredth with what every read costs, at most a tenth.
+            "tenth_over_read": Ratio("tenth", "all", Goal(0.13, at_most=True)),
+            "hundredth_over_read": Ratio("hundredth", "all", Goal(0.11, at_most=True)),
+            "half_over_read": Ratio("half", "all"),
+        },
+        repeats=repeats,
+    )
 
 
 def candidate(name: str, *, budget: int = BUDGET, seed: int = 0) -> Run:

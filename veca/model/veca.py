@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from veca.model.block import NORM_EPS, Block
 from veca.model.cores import CoreBank
 from veca.model.hub import HubFolder
+from veca.model.regions import Memory, read, remember
 from veca.model.rope import augment_coordinates, frequencies, patch_coordinates, rotation
 from veca.model.sizes import Size, check_size, resolve_size
 from veca.types import Features, check_images
@@ -158,6 +159,14 @@ class Veca(nn.Module, HubFolder):
 
         features = self._run(images, budget, keep)
         return Trace(features, torch.stack(places), torch.stack(contributions))
+
+    def remember(self, images: Tensor, budget: int | None = None) -> Memory:
+        """What patches of these images read from the cores: with it, `read` gives their features alone."""
+        return remember(self, images, budget)
+
+    def read(self, memory: Memory, crops: Tensor, places: Tensor) -> Tensor:
+        """Features (B, n, D) of the patches and places that `veca.model.regions.cut` gives."""
+        return read(self, memory, crops, places)
 
     def compile_blocks(self, **options: Any) -> None:
         """Compile the layers in place, one graph for all of them, every budget and image size.

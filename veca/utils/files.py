@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -48,6 +49,21 @@ def check_writable(folder: Path) -> None:
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
         why = "no files can be made in it" if there.is_dir() else "it is no folder"
         raise OSError(f"out: {folder} cannot be written: {there}: {why}. Choose another folder.")
+
+
+def reserve(path: Path, size: int) -> None:
+    """Take the room for a file that is to be mapped: a write where none is left would kill the process."""
+    with path.open("ab") as file:
+        try:
+            os.posix_fallocate(file.fileno(), 0, size)
+        except OSError as error:
+            path.unlink()
+            if error.errno != errno.ENOSPC:
+                raise
+            free = in_bytes(shutil.disk_usage(path.parent).free)
+            raise ValueError(
+                f"{path} needs {in_bytes(size)}, {path.parent} has {free}. Take a folder with more room."
+            ) from None
 
 
 def in_bytes(size: float) -> str:
