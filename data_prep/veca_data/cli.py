@@ -120,7 +120,7 @@ def _unknown_options(verb: argparse.ArgumentParser | None, words: Sequence[str])
     return "; ".join(unknown)
 
 
-def _parser(prog: str) -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
+def _parser(prog: str) -> tuple[_Parser, dict[str, _Parser]]:
     """The parser of the command, and those of its verbs."""
     parser = _Parser(prog=prog, description="The data stage: from images to shards that training reads.")
     verbs = parser.add_subparsers(required=True, metavar="VERB", parser_class=_Parser)

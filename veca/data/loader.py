@@ -99,7 +99,7 @@ class _CalmIterator(_MultiProcessingDataLoaderIter):
             )
             if len(said) > 1 and TRACEBACK not in os.environ:
                 raise data.exc_type(said[-1]) from None
-        return super()._process_data(data, *args)  # type: ignore[misc]  # torch's, untyped
+        return super()._process_data(data, *args)  # type: ignore[no-untyped-call]  # torch's
 
 
 class SkipTally:
