@@ -107,3 +107,12 @@ def test_an_overlay_states_only_what_differs() -> None:
     }
     assert cached["model"]["optimization"] == live["model"]["optimization"]
     assert cached["data"]["resolutions"]["batch_size"] == live["data"]["resolutions"]["batch_size"] == 64
+
+
+def test_a_recipe_of_thousands_of_levels_is_a_problem_among_others(tmp_path: Path) -> None:
+    path = tmp_path / "deep.yaml"
+    path.write_text("a: " + "[" * 4000)
+    assert spell_out_recipes(["--config", str(path), "--x", "1"], tmp_path) == (
+        ["--x", "1"],
+        [f"recipe {path}: must be YAML of a few levels; this one has thousands."],
+    )

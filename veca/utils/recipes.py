@@ -75,6 +75,8 @@ def _spelled_out(name: str, folder: Path) -> str:
         recipe = yaml.safe_load(path.read_text(encoding="utf-8"))
     except yaml.YAMLError:
         return str(path)  # the parser of the command line says what is wrong with it
+    except RecursionError:
+        raise ValueError(f"recipe {path}: must be YAML of a few levels; this one has thousands.") from None
     if not isinstance(recipe, dict) or EXTENDS not in recipe:
         return str(path)
     whole = folder / f"{len(list(folder.iterdir()))}-{path.name}"
@@ -89,7 +91,7 @@ def _load(path: Path, extending: list[Path]) -> dict[str, Any]:
         raise ValueError(f"recipe {path}: {EXTENDS} must end somewhere; got the circle {chain}.")
     try:
         recipe = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, RecursionError) as error:
         raise ValueError(f"recipe {path}: must be YAML; got {error}.") from None
     if not isinstance(recipe, dict):
         raise ValueError(f"recipe {path}: must be YAML with keys and values; got {recipe!r}.")
