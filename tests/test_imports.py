@@ -65,3 +65,12 @@ def test_the_data_stage_leans_on_data_and_teachers_only() -> None:
         if name.startswith("veca.") and room(name) not in DATA_STAGE
     ]
     assert not problems, "\n".join(problems)
+
+
+def test_every_class_has_a_name_of_its_own() -> None:
+    places: dict[str, list[str]] = {}
+    for path in sorted([*(ROOT / "veca").rglob("*.py"), *(ROOT / "data_prep").rglob("*.py")]):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
+    assert {name: where for name, where in places.items() if len(where) > 1} == {}
