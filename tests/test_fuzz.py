@@ -39,7 +39,6 @@ from veca.data.decode import BadImage, decode
 from veca.data.index import (
     Shard,
     check_shards,
-    index_from_json,
     index_to_json,
     load_index,
     load_offsets,
@@ -373,7 +372,7 @@ def _caches(folder: Path) -> Callable[[int], None]:
         name, content = sample[place]
         change = changed_json if name.endswith("json") else mutate
         sample[place] = (name, change(content, chance.randrange(2**31)))
-        index = index_from_json(intact[names[0]].decode(), source="")
+        index = load_index(stored)
         index.splits["train"][0] = write_shard(stored / names[1], samples)
         (stored / names[0]).write_text(index_to_json(index))
 

@@ -83,7 +83,7 @@ def test_a_second_call_goes_on_and_says_so(
 
 
 def test_too_little_memory_and_too_few_pixels_are_refused(student: Veca, scan: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"max_memory must be at least .* MB .*got 10 MB. Give more"):
+    with pytest.raises(ValueError, match=r"max_memory must be at least .* [MG]B .*got 10 MB\. Give more"):
         stream_file(student, scan, work=tmp_path / "work", max_memory=10**7)
     np.save(scan, np.zeros((15, 40, 3), np.uint8))
     with pytest.raises(ValueError, match="40×15 pixels, a patch has 16×16"):
