@@ -3,6 +3,7 @@
 import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -159,7 +160,8 @@ def test_what_does_not_fit_fails_in_seconds_and_names_the_fix(
     command = ["srun", "--nodes=2", "--ntasks-per-node=1", "--kill-on-bad-exit=1", veca, "fit"]
     command += ["--config", str(recipe), "--trainer.num_nodes", "2", *words]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, cwd=tmp_path)
-    assert done.returncode == 2
+    # srun tells the highest status, and ends the task that has not found the mistake yet.
+    assert done.returncode in (2, 128 + signal.SIGTERM)
     assert message in done.stderr
 
 

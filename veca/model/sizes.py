@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 # Models in veca/weights, in float16, and the sha256 of their weights.
-PACKAGED = {"nano": "707ce63329293352ceaee6494fc1822572eb5f731a1fecb00d6487a17602af6d"}
+PACKAGED = {"nano": "a534bf8afa0f1c467cd90aabed2501520bf516260a335ebe49ff8da526ac9ebd"}
 
 MAX_DEPTH, MAX_FIELD = 1000, 2**16  # a file that states more is damaged, and would be built for hours
 
