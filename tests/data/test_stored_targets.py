@@ -114,8 +114,8 @@ def test_an_index_that_was_changed_is_refused(make_shards: MakeShards) -> None:
         open_cache(shards)
     path = folder / "index.json"
     body = json.loads(path.read_text())
-    for change in ({"weights": "0" * 16}, {"views": 5}, {"dtype": "fp8"}, {"more": 1}):
-        changed = {**body["options"]["targets"], **change}
+    changes = ({"weights": "0" * 16}, {"views": 5}, {"dtype": "fp8"}, {"more": 1})
+    for changed in (*({**body["options"]["targets"], **change} for change in changes), 0.5, []):
         path.write_text(json.dumps({**body, "options": {**body["options"], "targets": changed}}))
         with pytest.raises(ValueError, match="does not fit its fingerprint"):
             open_cache(folder)

@@ -260,9 +260,10 @@ def open_cache(folder: Path) -> Cache:
     index = load_index(folder)
     if not is_cache(index):
         raise ValueError(f"{folder} holds shards of images, not cached targets.")
-    about = dict(index.options[_OPTION])
+    stored = index.options[_OPTION]
+    about = dict(stored) if isinstance(stored, dict) else {}
     claimed, rule = about.pop("fingerprint", None), about.pop("view_rule", None)
-    if rule != _VIEW_RULE:
+    if about and rule != _VIEW_RULE:
         raise ValueError(
             f"{folder} was made with view rule {rule}; this release replays {_VIEW_RULE}. Make it again."
         )
